@@ -68,7 +68,7 @@ def run(bench: Bench, file: Path, jobs: int, *how: str) -> None:
     db = bench.folder / "run.db"
     for old in bench.folder.glob("run*"):
         shutil.rmtree(old) if old.is_dir() else old.unlink()
-    where = ["--per-gpu", str(jobs)] if bench.gpu else ["--jobs", str(jobs)]
+    where = ["-c", f"run.per_gpu={jobs}"] if bench.gpu else ["--jobs", str(jobs)]
     program(fatbench("run", "suite", str(file), "--db", str(db), "--device", bench.device.type, *where, *how))
 
 

@@ -73,6 +73,27 @@ def test_every_command_of_every_page_is_one(page: Path) -> None:
         parsed(arguments)
 
 
+FILES = [ROOT / "Makefile", ROOT / "Dockerfile", *(ROOT / ".github" / "workflows").glob("*.yml")]
+
+
+@pytest.mark.parametrize("file", [*PAGES, *FILES, ROOT / "suites" / "README.md", ROOT / "paper.md"], ids=name)
+def test_every_command_that_is_named_in_a_sentence_or_a_recipe_is_one(file: Path) -> None:
+    """In code of one line, in ```console, and in what make, docker and workflows run; a command alone is its name."""
+    text = file.read_text(encoding="utf-8").replace("\\\n", " ").replace('"$SEED"', "1").replace("$", "")
+    found = re.findall(r"`(fatbench [^`]+)`", text) if file.suffix == ".md" else []
+    for block in re.findall(r"^```console\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
+        found += [line.split("#")[0] for line in block.splitlines() if line.startswith("fatbench ")]
+    if file in FILES:
+        found += re.findall(r"(?:\)/|run: |do |&& |/work\" |^ +)(fatbench [^;\n&|<>]+)", text, re.MULTILINE)
+    for line in found:
+        words = shlex.split(line.split(" | ")[0])[1:]
+        if len(words) == 1:
+            assert words[0].startswith("-") or words[0] in typer.main.get_command(cli.app).commands  # type: ignore[attr-defined]
+        elif not {"...", "[WHAT]..."} & {*words} and "--help" not in words:
+            parsed(words)
+    assert found or file not in FILES[:2]
+
+
 def test_images_are_small_and_name_their_command() -> None:
     """The page about results has four beside the commands that made them; a figure of a result leads the README."""
     text = (DOCS / "review.md").read_text(encoding="utf-8")
