@@ -380,7 +380,7 @@ def test_comparisons_of_a_filter_and_missing_seeds(tmp_path: Path) -> None:
     ("arguments", "message"),
     [
         (("sfat-cifar10-jpeg75",), "suite 'sfat-cifar10-jpeg75' declares no contrasts"),
-        (("FAT",), "compare takes two sides, A and B"),
+        (("FAT",), "missing B: fatbench compare FAT B"),
     ],
 )
 def test_mistakes_on_the_command_line(db: str, arguments: tuple[str, ...], message: str, run: Any) -> None:

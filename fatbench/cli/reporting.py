@@ -146,7 +146,9 @@ def report(
     ] = None,
     differences: Annotated[
         bool,
-        Option("--differences", help="All methods, each with its difference from the baseline under --metric."),
+        Option(
+            "--differences", help="All methods, each with its difference from the baseline under the last --metric."
+        ),
     ] = False,
     common: Annotated[
         bool, Option("--common", help="Compute every number on the images that all attacks share.")
@@ -170,12 +172,12 @@ def report(
     metrics, style, published = name_list(metric), _render_options(format, width), settings.setting("report.published")
     if differences and not metrics:
         raise SpecError("--differences needs a metric: --differences --metric pgd20")
-    columns = metrics[1:] if differences else metrics
+    columns = metrics if len(metrics) > differences else []
     made = api.table(
         names or (), table or None, rows=name_list(by), columns=columns, preset=preset, select=checkpoint(select),
         published=published != "none", where=named_filter(where), with_evaluated=settings.switch("report.evaluated"),
         runs=run_filter(where), notes=style.pop("notes", None), digits=settings.number("report.digits", 2, 0, 6),
-        images=IMAGES[common], sort=sort, differences=metrics[0] if differences else None,
+        images=IMAGES[common], sort=sort, differences=metrics[-1] if differences else None,
     )  # fmt: skip
     unmeasured = made.unmeasured if format not in DATA_FORMATS else []
     shown_suites = {grid.suite for grid in made.grids if grid not in unmeasured}
