@@ -253,11 +253,16 @@ def test_settings_are_an_option_then_c_then_the_environment_then_the_file(
         assert settings.setting("run.jobs") == "5" and settings.setting("run.jobs", 6) == "6"
         assert settings.table("slurm") == {"partition": "gpu"}
     assert settings.setting("run.jobs") == "4" and settings.database() == "f.db"
+    monkeypatch.setenv("FATBENCH_DB", "absent.db")
+    assert settings.database() == "absent.db"
+    monkeypatch.delenv("FATBENCH_DB")
     for text, said in {
         "[run]\njob = 3": "fatbench.toml: [run]: unknown setting 'job' (did you mean 'jobs'?)",
         "jobs = 3": "fatbench.toml: unknown setting 'jobs' (it is run.jobs)",
         "run = 3": "fatbench.toml: run: expected a table [run]",
         "[db]\na = 1": "fatbench.toml: db: expected one value",
+        "dbb = 1": "fatbench.toml: unknown setting 'dbb' (did you mean 'db'?)",
+        'db = "sqlite:///a\\u0000b.db"': "db: 'sqlite:///a\\x00b.db' contains a zero byte",
     }.items():
         (tmp_path / "fatbench.toml").write_text(text)
         assert run("status")[::2] == (2, f"fatbench: {said}\n")

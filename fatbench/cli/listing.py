@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -91,45 +90,17 @@ def _suites(names: list[str], every: bool, format: str) -> None:
 def _data(suite: str | None, format: str) -> None:
     """Data sets and published weights, and which are installed and complete."""
     from fatbench import data as datasets
+    from fatbench.api.needs import data_of
     from fatbench.cli import show
 
     root = settings.data_folder()
     rows, weights = datasets.status(root), datasets.weights_status(root)
     if suite is not None:
-        rows, weights = _wanted_by(suite, {row["name"]: row for row in rows}, root)
+        rows, weights = data_of(suite, {row["name"]: row for row in rows}, root)
     if format == "json":
         print_json({"root": str(root), "datasets": rows, "weights": weights})
     else:
         show.datasets(root, rows, weights)
-
-
-def _wanted_by(
-    name: str, rows_by_name: Mapping[str, dict[str, Any]], root: Path
-) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Rows of data sets with the presets of a suite that read them; the files of weights that its cells begin with.
-
-    rows_by_name: rows of the data sets with published files. Of another, as a folder or a plug-in's, the row has its
-    settings.
-    """
-    from fatbench.suite import calls, facts, files, format_call, weights
-
-    chosen_suite, rows, texts = files.load(name), dict[str, dict[str, Any]](), dict[str, None]()
-    for preset in chosen_suite.presets():
-        specs = [cell.spec for cell in chosen_suite.plan(preset, refuse=False).to_run()]
-        data_settings = [data for spec in specs for data in (spec["data"], spec.get("auxiliary")) if data]
-        for brief, data in sorted({format_call.brief("Data", data): data for data in data_settings}.items()):
-            row = rows_by_name.get(data["name"])
-            if row is None:
-                size = facts.of_data(calls.call("Data", data))
-                row = {"name": data["name"], "state": "own", "train": size.train, "test": size.test, "where": brief}
-            presets = rows.setdefault(brief if row["state"] == "own" else row["name"], {**row, "presets": []})[
-                "presets"
-            ]
-            presets += [preset] * (preset not in presets)
-        texts.update(dict.fromkeys(weights.weights_of(specs)))
-    return [*rows.values()], [
-        weights.status(known_weights, root) for text in texts if (known_weights := weights.parse_weights(text))
-    ]
 
 
 def _models(files: list[Path], format: str) -> None:
@@ -166,31 +137,14 @@ def _papers(suite: str | None, format: str) -> None:
 
 def _functions(kind: str, suite: str | None, format: str) -> None:
     """The functions of a table; with a suite those that its cells use."""
-    from fatbench.suite import files, signatures
+    from fatbench.api.needs import functions_of
+    from fatbench.suite import signatures
 
-    names = signatures.names(FUNCTIONS[kind])
-    if suite is not None:
-        chosen = files.load(suite)
-        plans = [chosen.plan(preset, refuse=False) for preset in chosen.presets()]
-        used: set[tuple[str, str]] = set()
-        for cell in {cell.id: cell for plan in plans for cell in plan.cells}.values():
-            used |= _calls(cell.spec) | {("Attack", str(one.attack["name"])) for one in cell.evaluations}
-        names = [name for name in names if (FUNCTIONS[kind], name) in used]
+    names = signatures.names(FUNCTIONS[kind]) if suite is None else functions_of(suite, FUNCTIONS[kind])
     if format == "json":
         print_json({kind: names})
     else:
         print(*names, sep="\n")
-
-
-def _calls(node: Any, key: str = "", parent: str = "") -> set[tuple[str, str]]:
-    """(kind, name) of every function that a cell's settings call."""
-    if not isinstance(node, Mapping):
-        return set()
-    kind = (
-        "Adversary" if (parent, key) == ("malicious", "attack") else "Attack" if key == "monitor" else key.capitalize()
-    )
-    found = {(kind, str(node["name"]))} if "name" in node else set()
-    return found.union(*(_calls(value, name, key) for name, value in node.items()))
 
 
 def fetch(
