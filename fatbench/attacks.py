@@ -27,7 +27,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from fatbench.errors import SpecError, did_you_mean, shown, whole
 from fatbench.suite import calls, facts, signatures
-from fatbench.suite.located import LocatedMap
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -113,7 +112,7 @@ def attack(
     that does not accept them.
     """
     location = f"attacks.{name}"
-    spec = calls.check("Attack", LocatedMap({"name": name, **settings}, at=location), location)
+    spec = calls.check("Attack", {"name": name, **settings}, location)
     facts.refuse(spec, {}, location)  # only refusals that need no facts about a cell
     restarts = whole(f"{location}: restarts", restarts, 1)
     seed = secrets.randbits(31) if seed is None else whole(f"{location}: seed", seed)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import difflib
 import operator
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 MANY = 40  # the most names that a message lists
 SECRET = "(?:password|passwd|passfile|pwd|secret|token)"
@@ -67,7 +67,25 @@ class FatbenchError(Exception):
 
 
 class SpecError(FatbenchError):
-    """An invalid suite, cell or option (exit 2: nothing was run or written)."""
+    """An invalid suite, cell or option (exit 2: nothing was run or written).
+
+    keys: those that lead to the mistake from the mapping that is checked, outermost first; `at` makes a place of them.
+    """
+
+    keys: tuple[str | int, ...] = ()
+
+    def __str__(self) -> str:
+        return ": ".join([*map(str, self.keys), super().__str__()])
+
+    def below(self, key: str | int) -> Self:
+        """The same error, seen from the mapping that has this key."""
+        self.keys = (key, *self.keys)
+        return self
+
+    def at(self, place: Callable[[tuple[str | int, ...]], str]) -> Self:
+        """The same error with the place of its keys, such as "mine.yaml:7: lr"."""
+        self.args, self.keys = (printable(f"{place(self.keys)}: {super().__str__()}"),), ()
+        return self
 
 
 class UnknownName(SpecError):

@@ -276,7 +276,7 @@ def canonical(changes: dict) -> dict:
         known = {"rounds": 1, "local": LOCAL, "server": SERVER, "aggregator": "samples"}
         wanted = {setting.name for setting in signatures.describe("Algorithm", algorithm["name"]).settings}
         algorithm |= {key: value for key, value in known.items() if key in wanted}
-    return calls.check_cell({**spec, "algorithm": algorithm})
+    return calls.check("Experiment", {**spec, "algorithm": algorithm})
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 from jsonschema import Draft7Validator
 
 from fatbench.cli.new import TEMPLATES
-from fatbench.suite import file_schema, files
+from fatbench.suite import file_schema, trees
 
 SUITES = Path(__file__).parent.parent / "suites"
 TEMPLATE = (TEMPLATES / "suite.yaml").read_text(encoding="utf-8")
@@ -33,7 +33,7 @@ def plain(node: Any) -> Any:
 
 def marked(text: str) -> set[str]:
     """The dotted places that an editor marks in a suite file."""
-    places, errors = set(), [*editor().iter_errors(plain(files.parse(text, Path("s.yaml"))))]
+    places, errors = set(), [*editor().iter_errors(plain(trees.parse(text, Path("s.yaml"))))]
     while errors:
         error = errors.pop()
         errors += error.context

@@ -16,7 +16,7 @@ from fatbench.cli import app as cli
 from fatbench.errors import SpecError
 from fatbench.settings import shown_url
 from fatbench.store.database import Database
-from fatbench.suite import files, input_limits, validate_import
+from fatbench.suite import files, trees, validate_import
 
 HEAD = """
 name: s
@@ -92,13 +92,13 @@ def test_a_suite_that_stands_for_too_much_is_refused(name, place, monkeypatch, c
 
 
 def test_what_is_at_the_bounds_is_read(place):
-    levels = input_limits.LEVELS - 1  # and one of the number
+    levels = trees.LEVELS - 1  # and one of the number
     deep = "{a: " * levels + "1" + "}" * levels + "\n"
-    assert list(files.parse(deep, Path("a.yaml"))) == ["a"]
+    assert list(trees.parse(deep, Path("a.yaml"))) == ["a"]
     with pytest.raises(SpecError, match="nested"):
-        files.parse("{a: " + deep.strip() + "}\n", Path("a.yaml"))
-    assert files.parse(f"a: {'9' * input_limits.DIGITS}\nb: &b [1]\nc: *b\n", Path("a.yaml")) == {
-        "a": int("9" * input_limits.DIGITS), "b": [1], "c": [1],
+        trees.parse("{a: " + deep.strip() + "}\n", Path("a.yaml"))
+    assert trees.parse(f"a: {'9' * trees.DIGITS}\nb: &b [1]\nc: *b\n", Path("a.yaml")) == {
+        "a": int("9" * trees.DIGITS), "b": [1], "c": [1],
     }  # fmt: skip
 
 

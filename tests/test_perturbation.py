@@ -13,7 +13,7 @@ from test_suites import NAMES
 
 from fatbench import report
 from fatbench.errors import SpecError
-from fatbench.suite import files, folders, signatures, sources
+from fatbench.suite import files, folders, signatures, sources, trees
 from fatbench.suite.cells import Cell, Plan
 
 PLUGIN = '''
@@ -133,7 +133,7 @@ def test_a_preset_may_change_it_and_further_attacks_have_it(own: Callable[..., P
             r"own.yaml:7: eps: expected a radius such as 8/255 or 0.1, got",
         ),
         ("eps: 8/255, training", "radius: 8/255, training", r"own.yaml:7: radius: unknown key 'radius'"),
-        ("steps: 7}", "lr: 7}", r"own.yaml:7: lr: unknown key 'lr': expected step or steps"),
+        ("steps: 7}", "lr: 7}", r"own.yaml:7: lr: unknown key 'lr' \(known: step, steps\)"),
         ("eps: 8/255, training", "norm: L1, eps: 8/255, training", r"own.yaml:7: norm: expected Linf or L2, got 'L1'"),
         (
             "eps: 8/255, training",
@@ -248,7 +248,7 @@ def _evaluated(cell: Cell) -> list[Any]:
 
 def test_no_override_of_ours_hands_out_a_radius_to_names_of_methods() -> None:
     for file in [*folders.available().values(), *Path(folders.available()["sfat-audit"]).parent.glob("common/*.yaml")]:
-        raw = files.read_yaml(file)
+        raw, _ = trees.read(file)
         lists = [*(raw.get("grid") or {}).get("overrides", ())]
         for preset in (raw.get("presets") or {}).values():
             lists += (preset or {}).get("overrides", ())

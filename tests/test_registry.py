@@ -12,7 +12,6 @@ import pytest
 
 from fatbench.errors import SpecError
 from fatbench.suite import calls, cells, cost, entry, files, signatures, sources, types
-from fatbench.suite.located import LocatedMap
 from fatbench.suite.signatures import OFFERS
 
 CLASSES = [(kind, kind.lower()) for kind in signatures.CLASSES]
@@ -55,10 +54,12 @@ def test_mistakes_get_one_clear_message(node, message):
     assert message in str(caught.value)
 
 
-def test_messages_carry_file_and_line():
-    node = LocatedMap({"name": "pgd", "eps": -1, "step": 0.1, "steps": 1}, {"eps": "a.yaml:7"}, "a.yaml:5")
-    with pytest.raises(SpecError, match=r"^a\.yaml:7: eps: should be greater"):
-        calls.check("Attack", node)
+def test_an_error_has_the_keys_that_lead_to_it():
+    node = {"name": "at", "attack": {"name": "pgd", "eps": -1, "step": 0.1, "steps": 1}}
+    with pytest.raises(SpecError, match=r"^here: attack: eps: should be greater") as caught:
+        calls.check("Objective", node, "here")
+    assert caught.value.keys == ("here", "attack", "eps")
+    assert str(caught.value.at(lambda keys: f"a.yaml:7: {keys[-1]}")).startswith("a.yaml:7: eps: should be greater")
 
 
 def test_build_binds_numbers_and_nested_calls():
@@ -149,8 +150,7 @@ def tiny(tmp_path, monkeypatch, own_plugins):
     (tmp_path / "tinyclass.py").write_text(TINY.replace(", Tiny", ""))
     (tmp_path / "caller.py").write_text(TINY[: TINY.index("@")] + CALLER)
     monkeypatch.setitem(signatures.CLASSES, "Tiny", ("tinyclass", "TinyTraining"))
-    monkeypatch.setattr(types, "Tiny", Annotated[Any, types.Kind("Tiny")], raising=False)
-    monkeypatch.setitem(signatures.NAMES, "Tiny", types.Tiny)
+    monkeypatch.setattr(types, "Tiny", Annotated[Any, types.Named("Tiny")], raising=False)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setitem(signatures._shipped_signatures(), "Tiny", {"tiny": signatures.described_class("Tiny")})
     signatures.add_plugin(tmp_path / "caller.py")
@@ -191,27 +191,20 @@ def test_a_settings_class_is_built_with_its_nested_calls(tiny):
 @pytest.mark.parametrize(
     ("local", "message"),
     [
-        ("loop", "a.yaml:4: local: expected a mapping of settings, got 'loop'"),
+        ("loop", "local: expected a mapping of settings, got 'loop'"),
+        ({"epoch": 2}, "local: epoch: 'tiny' has no setting 'epoch' (did you mean 'ep"),
+        ({"name": "x"}, "local: name: 'tiny' has no setting 'name'"),
+        ({"epochs": 1}, "local: 'tiny' needs 'objective'"),
+        ({"epochs": 0, "objective": AT}, "local: epochs: should be greater than or equal to 1, got 0"),
         (
-            LocatedMap({"epoch": 2}, {"epoch": "a.yaml:5"}),
-            "a.yaml:5: epoch: 'tiny' has no setting 'epoch' (did you mean 'ep",
-        ),
-        (LocatedMap({"name": "x"}, {"name": "a.yaml:5"}), "a.yaml:5: name: 'tiny' has no setting 'name'"),
-        (LocatedMap({"epochs": 1}, {}, "a.yaml:4"), "a.yaml:4: local: 'tiny' needs 'objective'"),
-        (
-            LocatedMap({"epochs": 0, "objective": AT}, {"epochs": "a.yaml:5"}),
-            "a.yaml:5: epochs: should be greater than or equal to 1, got 0",
-        ),
-        (
-            LocatedMap({"epochs": 1, "objective": "trade"}, {"objective": "a.yaml:6"}),
-            "a.yaml:6: objective: name: no objective is named 'trade' (did you mean 'trades'?)",
+            {"epochs": 1, "objective": "trade"},
+            "local: objective: name: no objective is named 'trade' (did you mean 'trades'?)",
         ),
     ],
 )
-def test_mistakes_in_a_settings_class_name_file_line_and_key(tiny, local, message):
-    node = LocatedMap({"name": "twice", "rounds": 1, "local": local}, {"local": "a.yaml:4"}, "a.yaml:3")
+def test_mistakes_in_a_settings_class_name_every_key(tiny, local, message):
     with pytest.raises(SpecError) as caught:
-        calls.check("Algorithm", node)
+        calls.check("Algorithm", {"name": "twice", "rounds": 1, "local": local})
     assert str(caught.value).startswith(message)
 
 

@@ -21,11 +21,11 @@ from fatbench.store.stages import Store
 from fatbench.suite import (
     calls,
     cells,
-    expansion,
     files,
+    language,
     sizes,
+    trees,
 )
-from fatbench.suite.located import LocatedMap
 
 pytest_plugins = ("databases",)
 SUITES = Path(__file__).parent.parent / "suites"
@@ -79,10 +79,10 @@ def calls_of(monkeypatch: pytest.MonkeyPatch, where: Any, name: str) -> list[tup
 
 
 def test_a_file_that_many_suites_extend_is_parsed_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    files.parse.cache_clear()
+    trees.parse.cache_clear()
     for name in files.available():
         files.load(name)
-    assert files.parse.cache_info().misses == len([*SUITES.rglob("*.yaml")])
+    assert trees.parse.cache_info().misses == len([*SUITES.rglob("*.yaml")])
 
 
 # --- plans -------------------------------------------------------------------------------------------------------
@@ -91,13 +91,13 @@ def test_a_file_that_many_suites_extend_is_parsed_once(monkeypatch: pytest.Monke
 def test_axes_are_laid_on_only_where_they_change(grid: files.Suite, monkeypatch: pytest.MonkeyPatch) -> None:
     """9 labels of the first axis and 90 of the second, not 180."""
     laid: list[Any] = []
-    merge = expansion.merge
+    merge = language.merge
 
     def counted(under: Any, over: Any) -> Any:
         laid.append(over)
         return merge(under, over)
 
-    monkeypatch.setattr(expansion, "merge", counted)
+    monkeypatch.setattr(language, "merge", counted)
     grid.plan()
     labels = [id(patch) for axis in grid.contents.axes.values() for patch in axis.values()]
     assert sum(id(over) in labels for over in laid) == 99
@@ -113,14 +113,14 @@ def test_a_part_that_suits_one_cell_is_refused_in_another(grid: files.Suite) -> 
 def test_a_mistake_is_found_again_where_it_is_made_again(tmp_path: Path) -> None:
     for place in ("first", "second"):
         with pytest.raises(SpecError, match=f"^{place}: eps: .*greater than or equal to 0"):
-            calls.check("Attack", LocatedMap({"name": "fgsm", "eps": -1}, at=place), place)
+            calls.check("Attack", {"name": "fgsm", "eps": -1}, place)
 
 
 def test_the_list_of_suites_reads_none_of_ours_and_counts_others(
     grid: files.Suite, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A suite of ours that was edited is another."""
-    expanded = calls_of(monkeypatch, files, "expand")
+    expanded = calls_of(monkeypatch, language.Expansion, "plan")
     rows = {row["name"]: row["presets"] for row in sizes.listing()}
     assert rows["grid"] == {"paper": 180} and len(expanded) == 1
     assert rows["fat-byzantine"]["smoke"] == 100

@@ -25,11 +25,10 @@ import pytest
 from fatbench import report
 from fatbench.errors import NothingMatched, SpecError
 from fatbench.report.numbers.sources import Source
-from fatbench.suite import calls, cost, files, tables, threats
+from fatbench.suite import calls, cost, files, tables, threats, trees
 from fatbench.suite.cells import Cell, Plan
 from fatbench.suite.facts import cohort
 from fatbench.suite.files import Suite, load
-from fatbench.suite.located import LocatedMap
 from fatbench.suite.seeds import parse_seeds, seeds_text
 from fatbench.suite.tables import Table
 from fatbench.suite.types import number
@@ -1424,19 +1423,11 @@ SMALL = "{note: small, base: {}, overrides: [{when: {E: one}, set: {}}], evaluat
 ODD = (None, True, 3, 2.5, "odd", [], [3], ["odd"], {}, {"odd": 1}, [{"odd": 1}], [[]])
 
 
-def _mapped(node: Any) -> Any:
-    """What ruamel would give."""
-    if isinstance(node, list):
-        return [_mapped(item) for item in node]
-    mapped = {key: _mapped(value) for key, value in node.items()} if isinstance(node, dict) else {}
-    return LocatedMap(mapped, at="s.yaml:1") if isinstance(node, dict) else node
-
-
 def _replaced(node: Any) -> Iterator[tuple[str, Any]]:
     """Every tree that is `node` with one value replaced by an odd one, and what was done."""
     for key in list(node) if isinstance(node, dict) else range(len(node)):
         below = _replaced(node[key]) if isinstance(node[key], dict | list) else ()
-        for what, value in [*((repr(odd), _mapped(odd)) for odd in ODD), *below]:
+        for what, value in [*((repr(odd), odd) for odd in ODD), *below]:
             changed = copy.copy(node)
             changed[key] = value
             yield f"{key}: {what}", changed
@@ -1446,7 +1437,7 @@ def test_whatever_stands_behind_a_key_is_read_or_refused_in_one_line(tmp_path: P
     """Structure only: the settings of cells have their own tests."""
     text = TINY.replace(*FIGURE).replace("product: [E, K]\n", GRID).replace("{note: small,", SMALL)
     (tmp_path / "s.yaml").write_text(text.replace("    rows: [E]\n", f"{MORE}    rows: [E]\n"))
-    full, refused = files.read_yaml(tmp_path / "s.yaml"), 0
+    full, refused = trees.read(tmp_path / "s.yaml")[0], 0
     assert files.read_suite(full, Path("s.yaml")).plan().cells
     for what, changed in _replaced(full):
         try:

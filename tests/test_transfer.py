@@ -340,12 +340,16 @@ def test_a_personal_model_meets_the_one_of_the_same_client(place):
     [
         ("axis: method}", "axis: metod}", r"moved.yaml:21: axis: no axis is named 'metod' \(did you mean 'method'\?\)"),
         ("attack: fgsm, axis", "attack: fgm, axis", r"moved.yaml:21: attack: no attack is named 'fgm' \(did you"),
-        ("axis: method}", "axis: method, clients: 2}", r"moved.yaml:21: a transfer needs 'axis' or 'clients', not bo"),
+        (
+            "axis: method}",
+            "axis: method, clients: 2}",
+            r"moved.yaml:21: moved: a transfer needs 'axis' or 'clients', not bo",
+        ),
         ("axis: method}", "axis: method, labels: [Lft]}", r"moved.yaml:21: labels: axis 'method' has no label 'Lft'"),
         ("clients: 2}\npresets", "clients: 3}\npresets", r"moved.yaml:22: clients: 3 clients, but 2 take part in a ro"),
         ("clients: 2}\npresets", "clients: 1}\npresets", r"moved.yaml:22: clients: expected a number of clients, two"),
         ("eps: 0.2", "eps: [0.1, 0.2]", r"moved.yaml:21: attack: 'fgsm' has a list of radii: a transfer needs an atta"),
-        ("moved: {attack", "fgsm: {attack", r"moved.yaml:21: 'fgsm' is also an attack: rename the transfe"),
+        ("moved: {attack", "fgsm: {attack", r"moved.yaml:21: fgsm: 'fgsm' is also an attack: rename the transfe"),
         ("left: 1}}\n", "left: 1}, data: digits}\n", r"moved.yaml:21: axis: both models must be attacked on the same"),
     ],
 )

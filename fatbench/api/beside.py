@@ -12,7 +12,7 @@ from typing import Any
 from fatbench.api.making import points_with
 from fatbench.errors import SpecError
 from fatbench.suite.files import Suite
-from fatbench.suite.located import LocatedMap, merge
+from fatbench.suite.trees import merge
 
 PATHS = {  # kind -> where its function stands in a cell
     "method": ("algorithm",),
@@ -57,7 +57,7 @@ def _axis_of_baseline(suite: Suite) -> str | None:
     return baseline[0] if baseline else next(reversed(suite.axes()), None)
 
 
-def _row(kind: str, name: str, suite: Suite) -> tuple[str, str, LocatedMap]:
+def _row(kind: str, name: str, suite: Suite) -> tuple[str, str, dict[str, Any]]:
     """(axis, label, what is laid on the base) of the row that uses the function."""
     path, axes = PATHS[kind], suite.contents.axes
     varied = [axis for axis, labels in axes.items() if any(_value_at(override, path) for override in labels.values())]
@@ -82,7 +82,7 @@ def _row(kind: str, name: str, suite: Suite) -> tuple[str, str, LocatedMap]:
     if kind == "adversary":
         override["malicious"] = {"clients": 1, **override["malicious"]}
     rows = kind in ("method", "aggregator", "objective")
-    return axis, name if rows else f"{reference} with {name}", merge(reference_override, _located(override))
+    return axis, name if rows else f"{reference} with {name}", merge(reference_override, override)
 
 
 def _value_at(node: Any, path: Sequence[str]) -> Any:
@@ -92,14 +92,10 @@ def _value_at(node: Any, path: Sequence[str]) -> Any:
     return node
 
 
-def _nested(path: Sequence[str], value: Any) -> LocatedMap:
+def _nested(path: Sequence[str], value: Any) -> Any:
     for key in reversed(path):
         value = {key: value}
-    return _located(value)
-
-
-def _located(value: Any) -> Any:
-    return LocatedMap({k: _located(v) for k, v in value.items()}) if isinstance(value, Mapping) else value
+    return value
 
 
 def _attack(name: str, suite: Suite) -> dict[str, Any]:
@@ -110,7 +106,8 @@ def _attack(name: str, suite: Suite) -> dict[str, Any]:
     settings = {"name": name, **({"eps": known_pgd["eps"]} if "eps" in known_pgd else {}), "step": step, "steps": steps}
     sections: dict[str, Any] = {"evaluate": {"attacks": {name: settings}}}
     if table := next((t for t in suite.tables if {*t.values.values()} & {*known_attacks}), None):
-        sections["tables"] = [{**table.node, "values": {**table.node["values"], name: name}}]
+        _, node = suite.node("tables", table.id)
+        sections["tables"] = [{**node, "values": {**node["values"], name: name}}]
     return sections
 
 

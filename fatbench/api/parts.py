@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from fatbench.api.asking import Plugins, known_choice, plugged
 from fatbench.errors import SpecError, whole
 from fatbench.suite import calls
-from fatbench.suite.located import LocatedMap
 
 if TYPE_CHECKING:
     from numpy import int64
@@ -45,8 +44,7 @@ def load_data(
 
     known_choice("split", split, SPLITS)
     with plugged(plugins):
-        node = LocatedMap(dataset) if isinstance(dataset, Mapping) else dataset
-        spec = calls.check("Data", node, "dataset")
+        spec = calls.check("Data", dataset, "dataset")
     data = load(spec, settings.data_folder(None if data_folder is None else str(data_folder)))
     images, labels = (
         (data.train_images, data.train_labels) if split == "train" else (data.test_images, data.test_labels)
@@ -80,7 +78,7 @@ def partition(
             f"labels: expected whole numbers (N,) from 0 on, got {label_array.dtype} {label_array.shape}{smallest}"
         )
     with plugged(plugins):
-        spec = calls.check("Partition", LocatedMap({"name": how, "clients": clients, **settings}, at="partition"))
+        spec = calls.check("Partition", {"name": how, "clients": clients, **settings}, "partition")
         deal = calls.build("Partition", spec)
     writer_array = None if writers is None else numpy.asarray(writers)
     if writer_array is not None and writer_array.shape != label_array.shape:
@@ -124,7 +122,7 @@ def aggregate(
 
     round, rounds = whole("round", round), whole("rounds", rounds, 1)
     with plugged(plugins):
-        spec = calls.check("Aggregator", LocatedMap({"name": how, **settings}, at="aggregate"))
+        spec = calls.check("Aggregator", {"name": how, **settings}, "aggregate")
         aggregator = calls.build("Aggregator", spec)
     next_model: Upload = own_uploads.aggregate(
         aggregator, uploads, sizes=sizes, losses=losses, broadcast=broadcast, round=round, rounds=rounds,

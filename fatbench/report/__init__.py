@@ -152,7 +152,8 @@ def check_headings(suite: Suite, plans: Sequence[Plan]) -> None:
     metrics |= dict.fromkeys(taken_out)  # of what the suite extends; its tables and tests do without
     for family, metric in ((tests, metric) for tests in suite.tests for metric in tests.metric_names()):
         if metric not in metrics:
-            location = family.place("metrics" if metric in (family.metrics or ()) else "contrasts")
+            keys, _ = suite.node("tests", family.family or "")
+            location = suite.places((*keys, "metrics" if metric in (family.metrics or ()) else "contrasts"))
             raise SpecError(f"{location}: no preset evaluates '{metric}'{did_you_mean(metric, metrics)}")
     for table in suite.tables:
         reasons_by_preset = [
@@ -166,7 +167,8 @@ def check_headings(suite: Suite, plans: Sequence[Plan]) -> None:
                 continue
             if reasons_by_preset and len(preset_reasons) == len(reasons_by_preset):
                 problem = f"no cell can fill this heading of table {table.id}"
-                raise SpecError(f"{table.place('values', heading)}: {problem} ({'; '.join(preset_reasons)})")
+                location = suite.places((*suite.node("tables", table.id)[0], "values", heading))
+                raise SpecError(f"{location}: {problem} ({'; '.join(preset_reasons)})")
 
 
 def unlike(suite: Suite, plans: Sequence[Plan]) -> list[tuple[str, str]]:

@@ -42,7 +42,7 @@ def evaluations(
 def trained_radius(spec: Mapping[str, Any]) -> str | float | None:
     """The Linf radius of a cell's attacks in training and at its monitor; None if there is none, or several."""
     trained = {"algorithm": spec["algorithm"], "monitor": spec.get("monitor")}
-    settings_by_path = dict(confounders.leaves(trained))
+    settings_by_path = confounders.leaves(trained)
     radii = {
         value
         for path, value in settings_by_path.items()

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from fatbench.errors import MachineError, SpecError
 from fatbench.suite import calls, threats
-from fatbench.suite.located import LocatedMap
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -187,7 +186,6 @@ def fitting(task: InversionTask, loaded: CheckedUpdate) -> list[calls.Call]:
 
     attack_calls = []
     for node in task.inversions or DEFAULTS:
-        node = LocatedMap(node) if isinstance(node, Mapping) else node
         attack_call = calls.check("Inversion", node, "--inversion")
         obstacle = _obstacle(
             task,

@@ -1,19 +1,16 @@
 """A suite file becomes checked cells and what they will cost. Nothing here imports torch, numpy or a method.
 
     folders            the folders in which suites are searched for
-    files              finds a suite, reads its YAML and applies `extends`
-    located            mappings that know the line of each key
-    input_limits       limits on the size of what a user writes
+    files              finds a suite and reads it
+    trees              plain dicts and lists from YAML: reading, merging, the line of a key
+    language           from a file to its cells: `extends`, grid, overrides, weights of other cells, transfers
     contents           the structure of a suite file
     model              the pydantic models of its sections
     seeds              seeds as text: "0-4", as options and files take them and tables say them
     tables             the pydantic models of its tables and figures
     contrasts          the comparisons that a suite declares
     file_schema        the JSON Schema of suite files, for editors
-    grid               the points of a grid
-    expansion          from a preset's grid to its cells
     cells              a checked cell: its settings, identity and evaluations
-    transfers          evaluations with other models' adversarial images
     filters            selects cells: "model=nin and not aggregator=sfat"
     perturbation       norm and radius for attacks that state none
     standard_attacks   the field's attacks by name, for `--attack`

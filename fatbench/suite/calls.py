@@ -15,15 +15,17 @@ import importlib
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
 from fatbench.errors import SpecError, did_you_mean, shown
 from fatbench.suite import sources, types, weights
 from fatbench.suite.entry import Entry, entry_of, in_table
-from fatbench.suite.located import LocatedMap
 from fatbench.suite.signatures import CLASSES, REQUIRED, TABLES, Setting, Signature, describe, names
+
+if TYPE_CHECKING:
+    from fatbench.suite.perturbation import Perturbation
 
 
 class Call(dict[str, Any]):
@@ -82,56 +84,71 @@ class Call(dict[str, Any]):
 def check(kind: str, node: Any, location: str = "") -> Call:
     """The canonical form of `node`, a mapping {name: ..., setting: value}: defaults filled in, values checked.
 
-    A bare string is short for {name: string}. The mapping of a settings class has no name. SpecError for an unknown
-    name or key, a missing key, a wrong type or range.
+    A bare string is short for {name: string}. The mapping of a settings class has no name. location: the beginning of
+    messages. SpecError for an unknown name or key, a missing key, a wrong type or range.
     """
-    if kind in CLASSES:
+    try:
+        return check_keys(kind, node)
+    except SpecError as error:
+        if location or not error.keys:
+            error.below(location or kind.lower())
+        raise
+
+
+def check_keys(kind: str, node: Any, task: Perturbation | None = None, training: bool = False) -> Call:
+    """As `check`, or for a cell without its name; a SpecError has the keys of the mistake.
+
+    task: the perturbation of attacks that state no radius. training: the call belongs to an algorithm.
+    """
+    if kind in CLASSES or kind == "Experiment":
         if not isinstance(node, Mapping):
-            raise SpecError(f"{location or kind.lower()}: expected a mapping of settings, got {_value_text(node)}")
+            raise SpecError(f"expected a mapping of settings, got {shown(node)}")
         signature = describe(kind)
-        return Call(signature, _settings(signature, node, location))
+        return Call(signature, _settings(signature, node, task, training))
     if isinstance(node, str):
-        node = LocatedMap({"name": node}, at=location)
+        node = {"name": node}
     if not isinstance(node, Mapping):
-        raise SpecError(f"{location or kind.lower()}: expected a mapping with a name, got {_value_text(node)}")
+        raise SpecError(f"expected a mapping with a name, got {shown(node)}")
     if "name" not in node:
-        raise SpecError(
-            f"{location or kind.lower()}: 'name' is missing: which {kind.lower()}?{did_you_mean('', names(kind))}"
-        )
-    if not isinstance(node["name"], str):
-        raise SpecError(f"{_place_of(node, 'name', location)}: expected a name, got {_value_text(node['name'])}")
-    signature = describe(kind, node["name"], _place_of(node, "name", location))
-    own_settings = LocatedMap(
-        {k: v for k, v in node.items() if k != "name"}, getattr(node, "where", None), getattr(node, "at", "")
+        raise SpecError(f"'name' is missing: which {kind.lower()}?{did_you_mean('', names(kind))}")
+    try:
+        if not isinstance(node["name"], str):
+            raise SpecError(f"expected a name, got {shown(node['name'])}")
+        signature = describe(kind, node["name"])
+        missing = {} if task is None else task.missing_settings(signature, node, training)
+    except SpecError as error:
+        error.below("name")
+        raise
+    own_settings = {key: value for key, value in node.items() if key != "name"}
+    in_training = training or kind == "Algorithm"
+    return Call(
+        signature, {"name": signature.name, **_settings(signature, {**own_settings, **missing}, task, in_training)}
     )
-    return Call(signature, {"name": signature.name, **_settings(signature, own_settings, location)})
 
 
-def check_cell(node: Mapping[str, Any], location: str = "") -> Call:
-    """The canonical form of a cell. Errors as for `check`."""
-    signature = describe("Experiment")
-    return Call(signature, _settings(signature, node, location))
-
-
-def _settings(signature: Signature, node: Mapping[str, Any], location: str) -> dict[str, Any]:
+def _settings(
+    signature: Signature, node: Mapping[str, Any], task: Perturbation | None, training: bool
+) -> dict[str, Any]:
     """The canonical settings of a call of one function, without its name."""
     settings_by_name = signature.by_name
     for key in node:
         if key not in settings_by_name and not signature.free:
-            raise SpecError(
-                f"{_place_of(node, key, location)}: '{signature.name}' has no setting "
-                f"'{key}'{did_you_mean(key, settings_by_name)}"
-            )
+            problem = f"'{signature.name}' has no setting '{key}'{did_you_mean(key, settings_by_name)}"
+            raise SpecError(problem).below(key)
     canonical: dict[str, Any] = {}
     defaults = _defaults(signature)
     for setting in signature.settings:
-        if setting.name in node:
-            canonical[setting.name] = _value(setting, node[setting.name], _place_of(node, setting.name, location))
+        name = setting.name
+        if name in node:
+            try:
+                canonical[name] = _value(setting, node[name], task, training)
+            except SpecError as error:
+                error.below(name)
+                raise
         elif setting.default is REQUIRED:
-            source = location or getattr(node, "at", "")
-            raise SpecError(f"{source}{': ' if source else ''}'{signature.name}' needs '{setting.name}'")
+            raise SpecError(f"'{signature.name}' needs '{name}'")
         else:
-            canonical[setting.name] = defaults[setting.name]
+            canonical[name] = defaults[name]
     for key in node:  # settings of a function that takes any: it checks them when it is called
         if key not in settings_by_name:
             canonical[key] = node[key]
@@ -142,36 +159,25 @@ def _settings(signature: Signature, node: Mapping[str, Any], location: str) -> d
 def _defaults(signature: Signature) -> dict[str, Any]:
     """The canonical defaults of a function's settings."""
     return {
-        setting.name: _value(setting, setting.default, setting.name)
+        setting.name: _value(setting, setting.default)
         for setting in signature.settings
         if setting.default is not REQUIRED
     }
 
 
-def _value(setting: Setting, value: Any, location: str) -> Any:
+def _value(setting: Setting, value: Any, task: Perturbation | None = None, training: bool = False) -> Any:
     if setting.kind is not None:
-        return None if setting.optional and value is None else check(setting.kind, value, location)
+        return None if setting.optional and value is None else check_keys(setting.kind, value, task, training)
     try:
         validated = setting.adapter.validate_python(value)
     except ValidationError as error:
-        problem = error.errors()[0]
-        problem_text = problem["msg"].removeprefix("Value error, ").removeprefix("Input ")
-        raise SpecError(f"{location}: {problem_text}, got {_value_text(value)}") from None
-    if (
-        isinstance(value, str) and isinstance(validated, float) and types.FRACTION.match(value)
-    ):  # stays text, in one form
-        return "/".join(fraction_part.strip() for fraction_part in value.split("/"))
+        problem = error.errors()[0]["msg"].removeprefix("Value error, ").removeprefix("Input ")
+        raise SpecError(f"{problem}, got {shown(value)}") from None
+    if isinstance(value, str) and isinstance(validated, float) and types.FRACTION.match(value):
+        return "/".join(part.strip() for part in value.split("/"))  # stays text, in one form
     if isinstance(validated, float) and not math.isfinite(validated):
-        raise SpecError(f"{location}: should be a finite number, got {_value_text(value)}")
+        raise SpecError(f"should be a finite number, got {shown(value)}")
     return validated
-
-
-def _place_of(node: Mapping[str, Any], key: str, fallback: str) -> str:
-    return node.place(key) if isinstance(node, LocatedMap) and (key in node.where or node.at) else (fallback or key)
-
-
-def _value_text(value: Any) -> str:
-    return shown(dict(value) if isinstance(value, LocatedMap) else value)
 
 
 def call(kind: str, spec: Mapping[str, Any]) -> Call:
@@ -209,10 +215,8 @@ def bind(call: Call) -> dict[str, Any]:
         if isinstance(value, Call):
             arguments[key] = build(value.kind, value)
         elif key != "name":
-            is_number = isinstance(value, str) and (
-                key not in settings_by_name or _is_number(settings_by_name[key].annotation)
-            )
-            arguments[key] = types.number(value) if is_number else value
+            is_number = key not in settings_by_name or settings_by_name[key].is_number
+            arguments[key] = types.number(value) if is_number and isinstance(value, str) else value
     return arguments
 
 
@@ -222,13 +226,6 @@ def bind_cell(spec: Mapping[str, Any], root: Path, trained: Path | None = None) 
     trained: the file of weights where the cell starts from another cell's model; MachineError without it.
     """
     return bind(call("Experiment", weights.with_path(spec, root, trained)))
-
-
-def _is_number(annotation: str) -> bool:
-    return annotation.removesuffix(" | None") in {
-        "Real", "Positive", "Rate", "NonNegative", "Radius", "Probability", "Fraction", "Momentum", "Count", "Natural",
-        "float", "int",
-    }  # fmt: skip
 
 
 def function(signature: Signature) -> Any:
@@ -263,7 +260,7 @@ def without_defaults(call: Call) -> dict[str, Any]:
             short_form[key] = value
         elif setting.default is not REQUIRED and value == defaults[key]:
             continue
-        elif setting.annotation == "Weights | None":
+        elif setting.type_name == "Weights":
             short_form[key] = weights.content(value)  # the digest: the file may lie anywhere
         else:
             short_form[key] = without_defaults(value) if isinstance(value, Call) else value

@@ -17,7 +17,6 @@ from fatbench.errors import SpecError
 from fatbench.settings import PRECISIONS
 from fatbench.suite import calls, facts
 from fatbench.suite.entry import AlgorithmEntry
-from fatbench.suite.located import LocatedMap
 from fatbench.suite.model import Key
 
 
@@ -176,11 +175,16 @@ def canonical(spec: Mapping[str, Any], location: str = "cell", refuse: bool = Tr
 
     refuse: False to read results: then no method is imported to ask whether it can run in the cell.
     """
-    cell = calls.check_cell(spec if isinstance(spec, LocatedMap) else LocatedMap(spec), location)
+    cell = calls.check("Experiment", spec, location)
     if refuse:
-        _check_against_data(cell, location)
-        facts.refuse(cell, cell, location)
+        demand_possible(cell, location)
     return cell
+
+
+def demand_possible(cell: calls.Call, location: str) -> None:
+    """SpecError if a cell wants more than its data set has, or a function refuses it."""
+    _check_against_data(cell, location)
+    facts.refuse(cell, cell, location)
 
 
 def _check_against_data(spec: calls.Call, location: str) -> None:

@@ -8,7 +8,7 @@ All other settings must be equal in compared rows; a row that differs in one doe
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -63,21 +63,20 @@ def written_paths(
     key: Key, axes: Mapping[str, Mapping[str, Any]], overrides: Iterable[Override]
 ) -> dict[str, frozenset[str]]:
     """axis -> dotted paths of the settings that the point's label writes, those of its exceptions included."""
-    paths = {axis: {path for path, _ in leaves(axes[axis][label])} for axis, label in key.items()}
+    paths = {axis: {*leaves(axes[axis][label])} for axis, label in key.items()}
     for override in overrides:
         for axis, labels in override.when.items():
             if key.get(axis) in labels and 2 * len(labels) < len(axes[axis]):
-                paths[axis] |= {path for path, _ in leaves(override.set)}
+                paths[axis] |= leaves(override.set).keys()
     return {axis: frozenset(axis_paths) for axis, axis_paths in paths.items()}
 
 
-def leaves(node: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """("algorithm.local.lr", 0.1), ...: the settings of a nested mapping by dotted path."""
-    if isinstance(node, Mapping):
-        for key, value in node.items():
-            yield from leaves(value, f"{path}.{key}" if path else str(key))
-    else:
-        yield path, node
+def leaves(node: Mapping[str, Any], path: str = "") -> dict[str, Any]:
+    """{"algorithm.local.lr": 0.1, ...}: the settings of a nested mapping by dotted path."""
+    found: dict[str, Any] = {}
+    for key, value in node.items():
+        found |= leaves(value, f"{path}{key}.") if isinstance(value, Mapping) else {f"{path}{key}": value}
+    return found
 
 
 def confounders(rows: Sequence[Row], baseline: tuple[str, str] | None = None) -> list[Confounder]:
@@ -94,7 +93,7 @@ def confounders(rows: Sequence[Row], baseline: tuple[str, str] | None = None) ->
         for key in dict.fromkeys(key for row in rows for key in row.spec)
         if key not in LOGGED and any(row.spec.get(key) != rows[0].spec.get(key) for row in rows)
     ]
-    settings_by_row = [dict(leaves({key: row.spec[key] for key in differing_parts if key in row.spec})) for row in rows]
+    settings_by_row = [leaves({key: row.spec[key] for key in differing_parts if key in row.spec}) for row in rows]
     axes = [axis for axis in rows[0].key if len({row.key.get(axis) for row in rows}) > 1]
     names = [", ".join(row.key[axis] for axis in axes if axis in row.key) for row in rows]
     baseline_row = next((i for i, row in enumerate(rows) if baseline and row.key.get(baseline[0]) == baseline[1]), None)
@@ -221,7 +220,7 @@ def _is_own(path: str, row_a: Row, row_b: Row, paths: frozenset[str]) -> bool:
 def _is_set(row: Row, path: str) -> bool:
     """Whether a cell has the setting at a value other than its default."""
     short_spec = calls.without_defaults(calls.call("Experiment", row.spec))
-    return path in dict(leaves(short_spec))
+    return path in leaves(short_spec)
 
 
 def _is_of_perturbation(path: str, own_path: str) -> bool:

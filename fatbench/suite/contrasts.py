@@ -9,8 +9,8 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, PlainValidator, ValidationInfo, model_validator
 
-from fatbench.errors import SpecError, did_you_mean
-from fatbench.suite.model import Condition, Label, Node, Note, Some, Text, known_axis, known_label, mapping
+from fatbench.errors import did_you_mean
+from fatbench.suite.model import Condition, Label, Misfit, Node, Note, Some, Text, known_axis, known_label, mapping
 from fatbench.suite.types import number
 
 LARGEST_WEIGHT = 1000
@@ -101,12 +101,12 @@ def _contrast(value: Any, axis: str | None, axes: Mapping[str, Any]) -> Contrast
 
 
 def _contrasts(value: Any, info: ValidationInfo) -> dict[str, Contrast]:
-    contrast_nodes, contrasts = mapping(value), {}
-    for name in contrast_nodes:
+    contrasts = {}
+    for name, weights in mapping(value).items():
         try:
-            contrasts[name] = _contrast(contrast_nodes[name], info.data.get("axis"), (info.context or {})["axes"])
+            contrasts[name] = _contrast(weights, info.data.get("axis"), (info.context or {})["axes"])
         except ValueError as error:
-            raise SpecError(f"{contrast_nodes.place(name)}: {error}") from None
+            raise Misfit(error, name) from None
     return contrasts
 
 
@@ -140,7 +140,6 @@ def as_list(value: Any) -> Any:
 class Tests(Node):
     """A family of comparisons that a suite declares before it is run; Holm's correction is over all of them."""
 
-    what = "the tests'"
     family: Text | None = None  # its name
     note: Note = ""  # printed with the family, such as when it was declared
     where: Condition = Field(default={})  # only these points of the grid
@@ -168,9 +167,9 @@ class Tests(Node):
     @model_validator(mode="after")
     def _family_of_contrasts(self) -> Tests:
         if self.contrasts and self.family is None:
-            raise SpecError(f"{self.place('contrasts')}: contrasts belong to a family: name it with 'family'")
+            raise Misfit("contrasts belong to a family: name it with 'family'", "contrasts")
         if self.between and [len(axis_labels) for axis_labels in self.between.values()] != [2]:
-            raise SpecError(f"{self.place('between')}: expected two labels of one axis, such as {{method: [A, B]}}")
+            raise Misfit("expected two labels of one axis, such as {method: [A, B]}", "between")
         if self.family is not None and not self.contrasts:
-            raise SpecError(f"{self.place('family')}: a family without 'contrasts' declares nothing")
+            raise Misfit("a family without 'contrasts' declares nothing", "family")
         return self

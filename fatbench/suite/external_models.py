@@ -17,7 +17,6 @@ from typing import Any, Literal, get_args
 from fatbench.errors import SpecError
 from fatbench.suite import calls, facts, signatures, standard_attacks
 from fatbench.suite.cells import Evaluation
-from fatbench.suite.located import LocatedMap
 
 SUITE = "evaluate"  # the name of the suite of all such cells
 ROUND = 1
@@ -61,7 +60,7 @@ def cell(model: Model, data: Any, test: int | None = None, size: int | None = No
 
     data: a name or a mapping, as in a suite. SpecError for an unknown data set or setting, or too many images.
     """
-    checked = calls.check("Data", LocatedMap(data) if isinstance(data, Mapping) else data, "--dataset")
+    checked = calls.check("Data", data, "--dataset")
     data_facts = facts.of_data(checked)
     if test and data_facts.test and test > data_facts.test and not data_facts.about:
         raise SpecError(f"{test} test images wanted, {checked['name']} has {data_facts.test}")
@@ -134,7 +133,7 @@ def _parse_pair(label: str, attack: Any, eps: str | float) -> tuple[str, Any]:
     """(label or "", mapping) of an attack given as a pair of a label and a mapping or name."""
     if isinstance(attack, str):
         return label, read_attack(attack, eps)[1]
-    return label, LocatedMap(attack)
+    return label, attack
 
 
 def _with_radius(spec: Any, eps: str | float, is_bare: bool) -> Any:
@@ -149,7 +148,7 @@ def _with_radius(spec: Any, eps: str | float, is_bare: bool) -> Any:
         if setting.default is signatures.REQUIRED
     }
     filled_settings = required_settings & ({*usual} if is_bare else {"eps"}) - {*spec}
-    return LocatedMap({**spec, **{key: usual[key] for key in usual if key in filled_settings}})
+    return {**spec, **{key: usual[key] for key in usual if key in filled_settings}}
 
 
 def _label(attack: Mapping[str, Any]) -> str:
@@ -163,7 +162,7 @@ def read_attack(text: str, eps: str | float) -> tuple[str, Any]:
     """(label or "", name or mapping) of an attack as a user writes it; SpecError if it cannot be read."""
     settings = standard_attacks.settings(eps)
     if text in settings:
-        return text, LocatedMap(settings[text])
+        return text, settings[text]
     label, equals, attack_text = text.partition("=")
     if not (equals and label.strip().isidentifier()):
         label, attack_text = "", text
@@ -172,7 +171,7 @@ def read_attack(text: str, eps: str | float) -> tuple[str, Any]:
         if name not in attack_names:
             hint = standard_attacks.did_you_mean_metric(name, attack_names)
             raise SpecError(f"--attack: no attack is named '{name}'{hint}")
-        return label.strip(), LocatedMap(settings.get(name, {"name": name}))
+        return label.strip(), settings.get(name, {"name": name})
     from ruamel.yaml import YAML
     from ruamel.yaml.error import YAMLError
 
@@ -184,4 +183,4 @@ def read_attack(text: str, eps: str | float) -> tuple[str, Any]:
         ) from None
     if any(":" in str(key) for key in mapping):
         raise SpecError(f"--attack: '{attack_text}' needs a space after each colon, as in {{name: fgsm, eps: 8/255}}")
-    return label.strip(), LocatedMap(mapping)
+    return label.strip(), mapping

@@ -36,7 +36,8 @@ class _WithoutDefaults(GenerateJsonSchema):
 def schema() -> Schema:
     """The schema of a suite file, draft 7."""
     root, definitions = _structure(Contents)
-    perturbation, _ = _structure(Perturbation)
+    perturbation, of_perturbation = _structure(Perturbation)
+    definitions |= of_perturbation
     perturbation["properties"]["eps"] = {"anyOf": [perturbation["properties"]["eps"], NUMBER]}
     kinds = [kind for kind in TABLES if kind != "Experiment"]
     for kind in kinds:
@@ -159,7 +160,7 @@ def _value(setting: Setting, kind: str) -> Schema:
     """The schema of a setting's value; for attacks also a list, each value of which becomes a metric."""
     if setting.kind is not None:
         return _or_null(_reference(setting.kind))  # null also where another label of the axis chooses the function
-    if setting.annotation.startswith("Weights"):
+    if setting.type_name == "Weights":
         return {"type": ["string", "object", "null"]}  # a mapping: the labels of the cell whose weights these are
     plain = setting.adapter.json_schema()
     alternatives = plain.pop("anyOf", [plain])

@@ -77,7 +77,7 @@ def _facts_of(plan: Plan) -> list[dict[str, str]]:
     settings_by_point: dict[tuple[int, ...], dict[str, str]] = {}  # seeds of a point share all other settings
     facts_by_cell = []
     for cell in plan.cells:
-        shared = tuple(id(value) for key, value in cell.spec.items() if key != "seed")
+        shared = tuple([id(value) for key, value in cell.spec.items() if key != "seed"])
         if shared not in settings_by_point:
             settings_by_point[shared] = _settings(cell)
         labels = {

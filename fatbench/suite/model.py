@@ -1,14 +1,13 @@
 """The pydantic models of the sections of a suite file: their keys and the values these may have.
 
-A model is read from a `LocatedMap`, so that an error names file, line and key. The settings of a cell are checked
-elsewhere, against the functions that receive them (`fatbench.suite.calls`).
+The settings of a cell are checked elsewhere, against the functions that receive them (`fatbench.suite.calls`).
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
 from pydantic import (
     AfterValidator,
@@ -17,7 +16,6 @@ from pydantic import (
     ConfigDict,
     Field,
     PlainValidator,
-    PrivateAttr,
     ValidationError,
     ValidationInfo,
     field_validator,
@@ -25,7 +23,6 @@ from pydantic import (
 )
 
 from fatbench.errors import SpecError, did_you_mean
-from fatbench.suite.located import LocatedMap
 from fatbench.suite.seeds import parse_seeds
 from fatbench.suite.types import Count, Natural
 
@@ -33,80 +30,59 @@ Checkpoint = Literal["last", "best-val", "best-test"]
 CHECKPOINTS: tuple[str, ...] = get_args(Checkpoint)
 
 
+class Misfit(ValueError):
+    """What is wrong with a value, or with one below it to which `keys` lead."""
+
+    def __init__(self, problem: object, *keys: str | int) -> None:
+        super().__init__(problem)
+        self.keys = keys
+
+
 class Node(BaseModel):
-    """A mapping of a suite file with fixed keys; `place("key")` is "file:line: key"."""
+    """A mapping of a suite file with fixed keys."""
 
     model_config = ConfigDict(arbitrary_types_allowed=True, extra="forbid", frozen=True)
 
-    what: ClassVar[str] = ""  # its name in messages: "the table's"
-    _node: LocatedMap = PrivateAttr(default_factory=LocatedMap)
-
-    @model_validator(mode="wrap")
+    @model_validator(mode="before")
     @classmethod
-    def _read(cls, node: Any, handler: Any) -> Any:
+    def _refuse_unknown_keys(cls, node: Any) -> Any:
         if isinstance(node, cls):
             return node
         if not isinstance(node, Mapping):
-            raise ValueError(f"expected a mapping, got {node!r}")
-        node = node if isinstance(node, LocatedMap) else LocatedMap(node)
-        fields_by_key = {field.alias or name: field for name, field in cls.model_fields.items()}
+            raise Misfit(f"expected a mapping, got {node!r}")
+        known = {field.alias or name: field for name, field in cls.model_fields.items()}
         for key in node:
-            if key not in fields_by_key:
-                raise SpecError(f"{node.place(key)}: unknown key '{key}'{did_you_mean(key, fields_by_key)}")
-        for key, field in fields_by_key.items():
-            if field.is_required() and key not in node:
-                raise ValueError(f"{cls.what}{' ' if cls.what else ''}'{key}' is missing")
-        instance = handler(dict(node))
-        instance._node = node
-        return instance
-
-    @property
-    def node(self) -> LocatedMap:
-        """The mapping as written in the file."""
-        return self._node
-
-    def place(self, *path: str) -> str:
-        """The text "file:line: key" for a key, or for one nested below it."""
-        node: Any = self._node
-        for key in path[:-1]:
-            node = node.get(key)
-        return node.place(path[-1]) if isinstance(node, LocatedMap) else self._node.place(path[0])
+            if key not in known:
+                raise Misfit(f"unknown key '{key}'{did_you_mean(key, known)}", key)
+        return node
 
 
 N = TypeVar("N", bound=Node)
 
 
-def read(model: type[N], node: LocatedMap, location: str, **context: Any) -> N:
-    """The model of a mapping; a SpecError names file, line, key and fault. context: see the validators below."""
+def read(model: type[N], node: Mapping[str, Any], option: str = "", **context: Any) -> N:
+    """The model of a mapping; a SpecError has the keys of the fault, below `option` where that gave the mapping.
+
+    context: see the validators below.
+    """
     try:
         return model.model_validate(node, context=context)
     except ValidationError as error:
-        problem = error.errors()[0]  # {"type": ..., "loc": (key, ...), "msg": ..., "input": ...}
-        error_location, message = (
-            _location_of(problem["loc"], node, location),
-            problem["msg"].removeprefix("Value error, "),
-        )
+        problem = error.errors()[0]  # {"type": ..., "loc": (key, ...), "msg": ..., "input": ..., "ctx": ...}
+        keys = [*problem["loc"], *getattr(problem.get("ctx", {}).get("error"), "keys", ())]
+        message = problem["msg"].removeprefix("Value error, ")
         if problem["type"] == "literal_error":
             expected_values = problem["ctx"]["expected"].replace("'", "")
             value = str(problem["input"])
             hint = did_you_mean(value, re.split(", | or ", expected_values))
             message = f"expected {expected_values}, got '{value}'{hint if 'mean' in hint else ''}"
+        elif problem["type"] == "missing":
+            message = f"'{keys.pop()}' is missing"
         elif problem["type"] != "value_error":
             message = f"{message.removeprefix('Input ')}, got {problem['input']!r}"
-        raise SpecError(f"{error_location}: {message}") from None
-
-
-def _location_of(path: tuple[int | str, ...], node: Any, location: str) -> str:
-    """The location of the value at the end of a path of keys and indices."""
-    for key in path:
-        if isinstance(node, LocatedMap) and key in node:
-            location, node = node.place(str(key)), node[key]
-        elif isinstance(node, list) and isinstance(key, int):
-            node = node[key]
-            location = node.at if isinstance(node, LocatedMap) else location
-        elif not isinstance(key, int):  # an index into a single mapping, which stands for a list of one
-            break
-    return location
+        wrong = SpecError(message)
+        wrong.keys = (*([option] if option else []), *keys)
+        raise wrong from None
 
 
 # --- the values of keys ------------------------------------------------------------------------------------
@@ -118,11 +94,11 @@ def _text(value: Any) -> str:
     return value.strip()
 
 
-def mapping(value: Any) -> LocatedMap:
+def mapping(value: Any) -> dict[str, Any]:
     """A mapping as written in the file; an empty one for null."""
     if value is None:
-        return LocatedMap()
-    if not isinstance(value, LocatedMap):
+        return {}
+    if not isinstance(value, dict):
         raise ValueError(f"expected a mapping, got {value!r}")
     return value
 
@@ -147,15 +123,14 @@ def known_label(axis: str, label: str, axes: Mapping[str, Any]) -> str:
 
 
 def condition(value: Any, info: ValidationInfo) -> dict[str, list[str]]:
-    """axis -> labels, all of them known; the SpecError for an unknown one names file, line and key."""
-    axes, value = (info.context or {})["axes"], mapping(value)
-    try:
-        labels_by_axis = {}
-        for axis in value:
+    """axis -> labels, all of them known."""
+    axes, labels_by_axis = (info.context or {})["axes"], {}
+    for axis, wanted_labels in mapping(value).items():
+        try:
             known_axis(axis, axes)
-            labels_by_axis[axis] = [known_label(axis, label, axes) for label in labels(value[axis])]
-    except ValueError as error:
-        raise SpecError(f"{value.place(axis)}: {error}") from None
+            labels_by_axis[axis] = [known_label(axis, label, axes) for label in labels(wanted_labels)]
+        except ValueError as error:
+            raise Misfit(error, axis) from None
     return labels_by_axis
 
 
@@ -163,7 +138,7 @@ def _having(value: Any) -> dict[str, list[str]]:
     settings = mapping(value)
     for path in settings:
         if "." not in path:
-            raise SpecError(f"{settings.place(path)}: expected the path of a setting such as model.name, got '{path}'")
+            raise Misfit(f"expected the path of a setting such as model.name, got '{path}'", path)
     return {path: labels(wanted_labels) for path, wanted_labels in settings.items()}
 
 
@@ -209,19 +184,19 @@ def _checkpoints(value: Any) -> list[str]:
     return value
 
 
-def _metrics(value: Any) -> LocatedMap:
+def _metrics(value: Any) -> dict[str, Any]:
     attacks = mapping(value)
     for label in attacks:
         if not re.fullmatch(r"[a-z][a-z0-9_]*", label):
-            raise SpecError(f"{attacks.place(label)}: a metric's name is lower case letters, digits and _")
+            raise Misfit("a metric's name is lower case letters, digits and _", label)
     return attacks
 
 
-def _limit(value: Any) -> LocatedMap:
+def _limit(value: Any) -> dict[str, Any]:
     numbers = mapping(value)
     for label, number in numbers.items():
         if type(number) is not int or number < 1:
-            raise SpecError(f"{numbers.place(label)}: expected a number of test images, got {number!r}")
+            raise Misfit(f"expected a number of test images, got {number!r}", label)
     return numbers
 
 
@@ -235,7 +210,7 @@ Condition = Annotated[  # axis -> labels, one of which a point must have
 ]
 Text = Annotated[str, PlainValidator(_text, json_schema_input_type=str)]
 Note = Annotated[str, PlainValidator(lambda value: str(value or "").strip(), json_schema_input_type=Label | None)]
-OverrideMap = Annotated[LocatedMap, PlainValidator(mapping)]  # overrides settings of a cell
+OverrideMap = Annotated[dict[str, Any], PlainValidator(mapping)]  # overrides settings of a cell
 Axes = Annotated[  # names of axes
     list[str], PlainValidator(labels, json_schema_input_type=OneOrMore), AfterValidator(_axes_of)
 ]
@@ -253,12 +228,11 @@ class Override(Node):
     having: setting -> values, one of which the cell must have after earlier overrides: {model.name: [whole_vit]}.
     """
 
-    what = "the override's"
     when: Condition = Field(default={})
     having: Annotated[dict[str, list[str]], PlainValidator(_having, json_schema_input_type=dict[str, OneOrMore])] = (
         Field(default={})
     )
-    set: OverrideMap = LocatedMap()
+    set: OverrideMap = {}
 
     def holds(self, key: Key, spec: Mapping[str, Any]) -> bool:
         """Whether the override applies to a point of the grid whose cell has these settings so far."""
@@ -279,7 +253,6 @@ def setting(spec: Any, path: str) -> Any:
 class Exclude(Node):
     """`{when: {axis: labels}, reason: ...}`: points that the grid leaves out."""
 
-    what = "the exclusion's"
     when: Condition = Field(default={})
     reason: Text
 
@@ -298,7 +271,6 @@ class GridSpec(Node):
 class Transfer(Node):
     """An attack computed on one model and evaluated on another: a cell that differs in `axis` alone, or a client."""
 
-    what = "the transfer's"
     attack: Text  # the metric of the attack to transfer
     axis: Text | None = None
     labels: Some | None = None  # of the axis: the origins of the attack; None: all
@@ -309,17 +281,17 @@ class Transfer(Node):
     def _check_axis_or_clients(self, info: ValidationInfo) -> Transfer:
         axes = (info.context or {})["axes"]
         if (self.axis is None) == (self.clients is None):
-            raise SpecError(f"{self.node.at}: a transfer needs 'axis' or 'clients', not both")
+            raise ValueError("a transfer needs 'axis' or 'clients', not both")
         if self.axis is None:
             if self.labels is not None:
-                raise SpecError(f"{self.place('labels')}: 'labels' needs 'axis'")
+                raise Misfit("'labels' needs 'axis'", "labels")
             return self
         try:
             known_axis(self.axis, axes)
             for label in self.labels or ():
                 known_label(self.axis, label, axes)
         except ValueError as error:
-            raise SpecError(f"{self.place('labels' if self.axis in axes else 'axis')}: {error}") from None
+            raise Misfit(error, "labels" if self.axis in axes else "axis") from None
         return self
 
 
@@ -331,10 +303,10 @@ class Evaluate(Node):
     checkpoints: Annotated[
         list[Checkpoint], BeforeValidator(_checkpoints, json_schema_input_type=Checkpoint | list[Checkpoint])
     ] = Field(default=["last"])
-    attacks: Annotated[LocatedMap, PlainValidator(_metrics)] = LocatedMap()  # metric -> attack; null removes one
+    attacks: Annotated[dict[str, Any], PlainValidator(_metrics)] = {}  # metric -> attack; null removes one
     transfer: Annotated[dict[str, Transfer | None], BeforeValidator(_metrics)] = Field(default={})  # by metric
     # metric -> the attack's number of test images, if below n
-    limit: Annotated[LocatedMap, PlainValidator(_limit, json_schema_input_type=dict[str, Count])] = LocatedMap()
+    limit: Annotated[dict[str, Any], PlainValidator(_limit, json_schema_input_type=dict[str, Count])] = {}
     overrides: list[Override] = Field(default=[])
 
     @field_validator("batch")
@@ -350,13 +322,13 @@ class Preset(Node):
 
     note: Note = ""
     seeds: Seeds | None = None
-    base: OverrideMap = LocatedMap()
+    base: OverrideMap = {}
     axes: Annotated[
         dict[str, list[str]] | None, PlainValidator(lambda value: value, json_schema_input_type=dict[str, OneOrMore])
     ] = None
     include: list[Condition] = Field(default=[])  # further points, even of labels that `axes` leaves out
-    evaluate: OverrideMap = LocatedMap()
-    set: OverrideMap = LocatedMap()  # overrides every cell, after the axes
+    evaluate: OverrideMap = {}
+    set: OverrideMap = {}  # overrides every cell, after the axes
     overrides: list[Override] = Field(default=[])
 
     @field_validator("axes")
@@ -365,15 +337,15 @@ class Preset(Node):
         labels_by_axis = condition(value, info)
         for axis, axis_labels in labels_by_axis.items():
             if not axis_labels:
-                raise SpecError(f"{value.place(axis)}: no label is left on axis '{axis}': the grid is empty")
+                raise Misfit(f"no label is left on axis '{axis}': the grid is empty", axis)
         return labels_by_axis
 
 
-def _presets(value: Any) -> LocatedMap:
+def _presets(value: Any) -> dict[str, Any]:
     presets = mapping(value)
     if "paper" not in presets:
         raise ValueError("a preset named 'paper' is missing")
-    return LocatedMap({k: LocatedMap() if v is None else v for k, v in presets.items()}, presets.where, presets.at)
+    return {k: {} if v is None else v for k, v in presets.items()}
 
 
 Presets = Annotated[dict[str, Preset], BeforeValidator(_presets)]

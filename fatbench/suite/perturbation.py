@@ -10,20 +10,16 @@ this name, so it has the same identity as a cell whose attacks state their radiu
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, PlainValidator, TypeAdapter, ValidationError
+from pydantic import PlainValidator, TypeAdapter, ValidationError
 
 from fatbench.errors import SpecError
 from fatbench.suite import model, types
-from fatbench.suite.located import LocatedMap
-from fatbench.suite.signatures import CLASSES, Signature, describe
+from fatbench.suite.signatures import Signature
 
 KEY = "perturbation"
-OF_TRAINING = ("step", "steps")  # the keys allowed under `training`
-
-
 RADIUS: TypeAdapter[float] = TypeAdapter(types.NonNegative)
 
 
@@ -35,18 +31,44 @@ def _radius(value: Any) -> Any:
     return value
 
 
+class OfTraining(model.Node):
+    """Further settings of the attacks of training."""
+
+    step: Any = None
+    steps: Any = None
+
+
 class Perturbation(model.Node):
     """The perturbation that every attack of a cell may apply to an image."""
 
-    what = "the perturbation's"
     norm: Literal["Linf", "L2"] = "Linf"
     eps: Annotated[Any, PlainValidator(_radius, json_schema_input_type=types.NonNegative)]
-    training: Annotated[LocatedMap, PlainValidator(model.mapping, json_schema_input_type=dict[str, Any])] = Field(
-        default=LocatedMap()
-    )
+    training: OfTraining = OfTraining()
 
     def __str__(self) -> str:
         return f"{self.norm} {self.eps}"
+
+    def of_evaluation(self) -> Perturbation:
+        """The perturbation without the settings of training."""
+        return self.model_copy(update={"training": OfTraining()})
+
+    def missing_settings(self, signature: Signature, node: Mapping[str, Any], training: bool) -> dict[str, Any]:
+        """The settings that a call takes from the perturbation, since it does not state them itself.
+
+        SpecError if it attacks in another norm.
+        """
+        missing: dict[str, Any] = {}
+        if signature.kind not in ("Attack", "Objective"):
+            return missing
+        if signature.kind == "Attack" and training:
+            stated = self.training.model_dump(exclude_unset=True)
+            missing = {key: value for key, value in stated.items() if key in signature.by_name and key not in node}
+        if "eps" not in signature.by_name or "eps" in node:
+            return missing
+        norm = node.get("norm", self.norm) if "norm" in signature.by_name else "Linf"
+        if norm != self.norm:
+            raise SpecError(f"{node['name']} attacks in {norm}, but the perturbation is {self}: state its eps")
+        return {**missing, **({} if norm == "Linf" or "norm" in node else {"norm": norm}), "eps": self.eps}
 
 
 def in_words(tasks: Iterable[tuple[str, str]]) -> str:
@@ -59,77 +81,3 @@ def in_words(tasks: Iterable[tuple[str, str]]) -> str:
         f"{perturbation} ({', '.join(data)})" if len(data_by_perturbation) > 1 else perturbation
         for perturbation, data in data_by_perturbation.items()
     )
-
-
-def split(spec: LocatedMap) -> tuple[LocatedMap, Perturbation | None]:
-    """(settings of a cell without `perturbation`, the perturbation or None)."""
-    if KEY not in spec:
-        return spec, None
-    other_settings = LocatedMap({key: value for key, value in spec.items() if key != KEY}, spec.where, spec.at)
-    perturbation = model.read(Perturbation, spec[KEY], spec.place(KEY))
-    for key in perturbation.training:
-        if key not in OF_TRAINING:
-            raise SpecError(
-                f"{perturbation.training.place(key)}: unknown key '{key}': expected {' or '.join(OF_TRAINING)}"
-            )
-    return other_settings, perturbation
-
-
-def of_cell(spec: LocatedMap, perturbation: Perturbation) -> LocatedMap:
-    """The settings of a cell as written, completed by the perturbation where its attacks state no radius."""
-    signature = describe("Experiment")
-    return _nested(spec, signature, perturbation, False)
-
-
-def of_attack(attack: Any, perturbation: Perturbation) -> Any:
-    """An attack of `evaluate` as written, completed by the perturbation; SpecError if it has another norm."""
-    return _filled("Attack", attack, perturbation, training=False)
-
-
-def _filled(kind: str, node: Any, perturbation: Perturbation, training: bool) -> Any:
-    """A call as written, its attacks completed; an invalid node is returned for `calls.check` to refuse."""
-    call = LocatedMap({"name": node}) if isinstance(node, str) else node
-    try:
-        signature = describe(kind) if kind in CLASSES else describe(kind, call["name"])
-    except (SpecError, KeyError, TypeError):
-        return node
-    if missing_settings := _missing_settings(kind, signature, call, perturbation, training):
-        locations = {**call.where, **dict.fromkeys(missing_settings, perturbation.node.at)}
-        return LocatedMap({**_nested(call, signature, perturbation, training), **missing_settings}, locations, call.at)
-    filled = _nested(call, signature, perturbation, training or kind == "Algorithm")
-    return node if filled is call else filled
-
-
-def _nested(node: LocatedMap, signature: Signature, perturbation: Perturbation, training: bool) -> LocatedMap:
-    """The call with the calls among its settings completed; the same object if nothing changed."""
-    changed = {}
-    for setting in signature.settings:
-        value = node.get(setting.name)
-        if setting.kind is not None and isinstance(value, str | LocatedMap):
-            filled_call = _filled(setting.kind, value, perturbation, training)
-            if filled_call is not value:
-                changed[setting.name] = filled_call
-    return LocatedMap({**node, **changed}, node.where, node.at) if changed else node
-
-
-def _missing_settings(
-    kind: str, signature: Signature, node: LocatedMap, perturbation: Perturbation, training: bool
-) -> dict[str, Any]:
-    """The settings that one call settings_by_name from the perturbation because it does not state them."""
-    settings_by_name = signature.by_name
-    if kind not in ("Attack", "Objective"):
-        return {}
-    accepted = {key: value for key, value in perturbation.training.items() if key in settings_by_name}
-    training_settings = {key: value for key, value in accepted.items() if key not in node}
-    missing_settings = training_settings if kind == "Attack" and training else {}
-    if "eps" not in settings_by_name or "eps" in node:
-        return missing_settings
-    norm = node.get("norm", perturbation.norm) if "norm" in settings_by_name else "Linf"
-    if norm != perturbation.norm:
-        raise SpecError(
-            f"{node.place('name')}: {node['name']} attacks in {norm}, but the perturbation is {perturbation} "
-            f"({perturbation.node.at}): state its eps"
-        )
-    if perturbation.norm != "Linf" and "norm" not in node:
-        missing_settings["norm"] = perturbation.norm
-    return {**missing_settings, "eps": perturbation.eps}

@@ -24,11 +24,10 @@ import inspect
 import json
 import sys
 import typing
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import UnionType
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import ConfigDict, TypeAdapter
 
@@ -112,36 +111,53 @@ REQUIRED: Any = object()
 
 @dataclass(frozen=True)
 class Setting:
-    """One keyword-only argument: its name, its annotation as text, its default (REQUIRED where it has none)."""
+    """One keyword-only argument: its name, its type, its default (REQUIRED where it has none)."""
 
     name: str
-    annotation: str
+    type: Any
     default: Any
-    type: Any = dataclasses.field(default=None, compare=False)  # evaluated, if fatbench.suite.types lacks it
+
+    @functools.cached_property
+    def type_name(self) -> str | None:
+        """The name of its type without `| None`, if the type is one of `fatbench.suite.types`."""
+        return types.name_of(self.type)
 
     @functools.cached_property
     def kind(self) -> str | None:
         """The kind of call that the setting takes ("Attack", "Local"), or None for a plain value."""
-        bare = self.annotation.removesuffix(" | None")
-        return bare if bare in TABLES or bare in CLASSES else None
+        return self.type_name if self.type_name in TABLES or self.type_name in CLASSES else None
 
-    @property
+    @functools.cached_property
     def optional(self) -> bool:
-        return self.annotation.endswith(" | None")
+        return type(None) in typing.get_args(self.type)
 
     @property
+    def annotation(self) -> str:
+        """The type as text."""
+        return types.text_of(self.type)
+
+    @functools.cached_property
+    def is_number(self) -> bool:
+        """Whether it takes a number, and so a fraction such as 8/255."""
+        alternatives = typing.get_args(self.type) if types.is_union(self.type) else (self.type,)
+        plain = {typing.get_args(item)[0] if hasattr(item, "__metadata__") else item for item in alternatives}
+        return bool({int, float} & plain)
+
+    @functools.cached_property
     def adapter(self) -> TypeAdapter[Any]:
         """The pydantic adapter that checks a plain value."""
-        return _adapter(self.annotation) if self.type is None else TypeAdapter(self.type, config=STRICT)
+        try:
+            return _adapter(self.type)
+        except TypeError:  # a type with an example or a validator that has no hash
+            return TypeAdapter(self.type, config=STRICT)
 
 
 STRICT = ConfigDict(strict=True)
-NAMES = {**vars(types), "Literal": Literal}  # the names that annotations may use
 
 
 @functools.cache
-def _adapter(annotation: str) -> TypeAdapter[Any]:
-    return TypeAdapter(eval(annotation, NAMES), config=STRICT)
+def _adapter(annotation: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(annotation, config=STRICT)
 
 
 @dataclass(frozen=True, eq=False)
@@ -208,45 +224,22 @@ def settings_of(function: Callable[..., Any]) -> tuple[Setting, ...]:
                 f"{place_of(function)}: the default of '{parameter.name}', {default!r}, cannot be written in a suite: "
                 "use a number, a string, True, False, None or no default"
             )
-        settings.append(_setting(parameter.name, parameter.annotation, default, space, function))
+        annotation = _type(parameter.name, parameter.annotation, space, function)
+        settings.append(Setting(parameter.name, annotation, default))
     return tuple(settings)
 
 
-def _setting(name: str, annotation: Any, default: Any, space: Mapping[str, Any], function: Any) -> Setting:
+def _type(name: str, annotation: Any, space: Mapping[str, Any], function: Any) -> Any:
+    """The type of a setting, Any without an annotation. SpecError: it cannot be evaluated."""
     if annotation is inspect.Parameter.empty:
-        return Setting(name, "Any", default, Any)
-    evaluated, text = annotation, ""
+        return Any
+    evaluated = annotation
     try:
         while isinstance(evaluated, str):
-            text, evaluated = evaluated, eval(evaluated, {**NAMES, **space})
+            evaluated = types.evaluated(evaluated, space)
     except Exception as error:
         raise SpecError(f"{place_of(function)}: the type of '{name}', {annotation}: {error}") from None
-    text = text or _annotation_text(evaluated)
-    try:
-        is_known = eval(text, NAMES) == evaluated
-    except Exception:
-        text = _annotation_text(evaluated)
-        is_known = False
-    return Setting(name, text, default, None if is_known else evaluated)
-
-
-def _annotation_text(annotation: Any) -> str:
-    """The text of an evaluated annotation: "Radius", "Positive | None", "Literal['a', 'b']"."""
-    type_name = next((name for name, marked_type in _annotated_types() if marked_type == annotation), None)
-    if type_name is not None:
-        return type_name
-    arguments = typing.get_args(annotation)
-    if typing.get_origin(annotation) in (typing.Union, UnionType):
-        return " | ".join(map(_annotation_text, arguments))
-    if typing.get_origin(annotation) is Literal:
-        return f"Literal[{', '.join(map(repr, arguments))}]"
-    if typing.get_origin(annotation) is typing.Annotated:
-        return _annotation_text(arguments[0])
-    return "None" if annotation is type(None) else getattr(annotation, "__name__", str(annotation))
-
-
-def _annotated_types() -> Iterator[tuple[str, Any]]:
-    return ((name, annotated) for name, annotated in vars(types).items() if hasattr(annotated, "__metadata__"))
+    return evaluated
 
 
 def undecorated(function: Callable[..., Any]) -> Any:
@@ -377,13 +370,24 @@ def as_json(signature: Signature) -> SignatureJson:
 
 def _from_json(kind: str, name: str, content: SignatureJson, plugin: Path | None = None) -> Signature:
     settings = tuple(
-        Setting(setting_name, annotation, *(default or [REQUIRED]))
-        for setting_name, (annotation, *default) in content.get("settings", {}).items()
+        [
+            Setting(setting_name, _type_of_text(text), *(default or [REQUIRED]))
+            for setting_name, (text, *default) in content.get("settings", {}).items()
+        ]
     )
     asks = tuple(content.get("asks", ()))
     return Signature(
         kind, name, content.get("summary", ""), settings, "free" in content, asks, content.get("entry", {}), plugin
     )
+
+
+@functools.cache
+def _type_of_text(text: str) -> Any:
+    """The type of a text of settings.json, or of another process; Any for one of a plug-in's own types."""
+    try:
+        return types.evaluated(text)
+    except NameError:
+        return Any
 
 
 @functools.cache

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 from fatbench.errors import SpecError, did_you_mean
-from fatbench.suite.located import LocatedMap, merge
 from fatbench.suite.types import FRACTION, number_of
 
 TITLES = {"fgsm": "FGSM", "pgd20": "PGD-20", "cw": "CW", "autoattack": "AA"}  # metric -> heading of a table
+DEFAULT_RADIUS = "8/255"  # for a suite without a radius
 DEFAULT = ("natural", *TITLES)  # from the weakest
 
 
@@ -79,63 +79,3 @@ def demand_known(added_labels: Sequence[str], suite_labels: Collection[str]) -> 
         if label not in TITLES and label not in suite_labels:
             hint = did_you_mean_metric(label, [*TITLES, *suite_labels])
             raise SpecError(f"--attack: no attack is named '{label}'{hint}")
-
-
-def without_removed(evaluate: LocatedMap, added_labels: Collection[str]) -> LocatedMap:
-    """The `evaluate` of a file without the nulls that would remove one of these attacks."""
-    if not added_labels or not evaluate:
-        return evaluate
-    filtered_evaluate = LocatedMap(evaluate, evaluate.where, evaluate.at)
-    if isinstance(attacks := evaluate.get("attacks"), LocatedMap):
-        other_attacks = {k: v for k, v in attacks.items() if v is not None or k not in added_labels}
-        filtered_evaluate["attacks"] = LocatedMap(other_attacks, attacks.where, attacks.at)
-    if isinstance(overrides := evaluate.get("overrides"), list):
-        filtered_evaluate["overrides"] = [
-            LocatedMap({**override, "set": without_removed(override["set"], added_labels)}, override.where, override.at)
-            if isinstance(override, LocatedMap) and isinstance(override.get("set"), LocatedMap)
-            else override
-            for override in overrides
-        ]
-    return filtered_evaluate
-
-
-DEFAULT_RADIUS = "8/255"  # for a suite without a radius
-
-
-def missing_attacks(attacks: Mapping[str, Any], added_labels: Sequence[str], radius: Any) -> dict[str, LocatedMap]:
-    """label -> settings of the added attacks that a suite does not describe, at its radius.
-
-    radius: of the suite's perturbation; None for that of its other attacks.
-    """
-    radii = [
-        attack["eps"]
-        for attack in attacks.values()
-        if isinstance(attack, Mapping) and "eps" in attack and "norm" not in attack
-    ]
-    eps = radius if radius is not None else radii[0] if radii else DEFAULT_RADIUS
-    settings_by_name = settings(str(eps[-1] if isinstance(eps, list) else eps))
-    return {
-        label: LocatedMap(settings_by_name[label])
-        for label in added_labels
-        if attacks.get(label) is None and label in settings_by_name
-    }
-
-
-def completed_override(
-    override: LocatedMap, suite_attacks: Mapping[str, Any], added_labels: Sequence[str], radius: Any
-) -> LocatedMap:
-    """An override of `evaluate`, in which partial settings of an added attack are completed by the standard ones."""
-    attacks = override.get("attacks")
-    if not isinstance(attacks, LocatedMap):
-        return override
-    incomplete_labels = [
-        label
-        for label in added_labels
-        if suite_attacks.get(label) is None and "name" not in (attacks.get(label) or {"name": ""})
-    ]
-    complete_attacks = {
-        label: merge(attack, attacks[label])
-        for label, attack in missing_attacks(suite_attacks, incomplete_labels, radius).items()
-    }
-    attacks = LocatedMap({**attacks, **complete_attacks}, attacks.where, attacks.at)
-    return LocatedMap({**override, "attacks": attacks}, override.where, override.at)

@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, PlainValidator, ValidationInfo, field_validator, model_validator
 
-from fatbench.errors import SpecError, did_you_mean
+from fatbench.errors import did_you_mean
 from fatbench.suite import threats
-from fatbench.suite.located import LocatedMap
 from fatbench.suite.model import (
     Axes,
     Condition,
     Label,
+    Misfit,
     Node,
     Note,
     OneOrMore,
     Text,
-    condition,
     known_axis,
     known_label,
     labels,
@@ -46,7 +44,6 @@ OF_CLIENTS = {"*": (None, "train", "prior"), "range": ("train",)}  # index -> th
 class Heading(Node):
     """The column or series under a heading: a source of numbers, for all points or only some."""
 
-    what = "the heading's"
     source: Annotated[str, PlainValidator(str, json_schema_input_type=str)]
     where: Condition = Field(default={})
     minus: Condition = Field(default={})  # in a table: subtract the number of the same point with these labels
@@ -80,14 +77,9 @@ class Heading(Node):
         return minus
 
 
-def _headings(value: Any) -> LocatedMap:
+def _headings(value: Any) -> dict[str, Any]:
     """Headings by name; a text as the value of a heading is short for {source: text}."""
-    headings = mapping(value)
-    heading_nodes = {
-        k: v if isinstance(v, LocatedMap) else LocatedMap({"source": v}, at=headings.where.get(k, ""))
-        for k, v in headings.items()
-    }
-    return LocatedMap(heading_nodes, headings.where, headings.at)
+    return {k: v if isinstance(v, dict) else {"source": v} for k, v in mapping(value).items()}
 
 
 Headings = Annotated[dict[str, Heading], BeforeValidator(_headings, json_schema_input_type=dict[str, str | Heading])]
@@ -100,21 +92,18 @@ Texts = Annotated[
 ]
 
 
-def _alternatives(value: Any, info: ValidationInfo) -> list[Condition]:
+def _alternatives(value: Any) -> Any:
     if not (isinstance(value, list) and value):
         raise ValueError("expected a list of conditions, such as [{method: FAT}, {method: SFAT, split: IID}]")
-    return [condition(alternative, info) for alternative in value]
+    return value
 
 
-Alternatives = Annotated[
-    list[Condition], PlainValidator(_alternatives, json_schema_input_type=list[dict[str, OneOrMore]])
-]
+Alternatives = Annotated[list[Condition], BeforeValidator(_alternatives)]
 
 
 class Reference(Node):
     """Numbers in a CSV file that are printed beside ours, and how its labels map to ours."""
 
-    what = "the formula's"
     file: Annotated[Path, PlainValidator(str, json_schema_input_type=str)]
     match: Texts = Field(default={})
     rows: Texts = Field(default={})  # axis -> CSV column
@@ -140,7 +129,6 @@ class Reference(Node):
 class Published(Reference):
     """The numbers that a paper printed."""
 
-    what = "the published numbers'"
     select: Selected = "unknown"  # the paper's choice of checkpoint; unknown: not stated
 
 
@@ -160,6 +148,11 @@ class Displayed(Node):
         return self.published or self.formula
 
     @property
+    def reference_key(self) -> str:
+        """The key under which a suite file has `reference`."""
+        return "published" if self.published else "formula"
+
+    @property
     def headings(self) -> dict[str, Heading]:
         raise NotImplementedError
 
@@ -172,7 +165,6 @@ class Displayed(Node):
 class PairedTest(Node):
     """A test of each label of an axis against one of them, paired by seed."""
 
-    what = "the test's"
     axis: Annotated[str, PlainValidator(str, json_schema_input_type=str)]
     against: Annotated[str, PlainValidator(str, json_schema_input_type=Label)]
 
@@ -184,7 +176,6 @@ def _rows(value: Any, info: ValidationInfo) -> list[str]:
 class Table(Displayed):
     """One table of a paper, or of ours: the axes of its rows and column groups, and its numbers."""
 
-    what = "the table's"
     # axes, or names in threats.AXES
     rows: Annotated[list[str], PlainValidator(_rows, json_schema_input_type=OneOrMore)]
     across: Axes = Field(default=[])
@@ -213,8 +204,8 @@ class Table(Displayed):
     @classmethod
     def _direction_by_heading(cls, best: Any, info: ValidationInfo) -> dict[str, str]:
         """heading -> max, min or none, from one for all or some by name; a spread over clients is never best."""
-        named_best = best if isinstance(best, LocatedMap) else {}
-        default = "max" if isinstance(best, LocatedMap) else str(best)
+        named_best = best if isinstance(best, dict) else {}
+        default = "max" if isinstance(best, dict) else str(best)
         best_by_heading = {
             heading: str(
                 named_best.get(
@@ -239,33 +230,28 @@ class Table(Displayed):
             if match is not None and match["stage"] not in OF_CLIENTS.get(match["client"], (match["stage"],)):
                 match = None
             if is_over_clients and "client" in self.rows:
-                raise SpecError(
-                    f"{self.place('values', heading)}: [*] adds rows named 'client', but an axis has this name too"
-                )
+                problem = "[*] adds rows named 'client', but an axis has this name too"
+                raise Misfit(problem, "values", heading)
             if not match or match["stage"] == "artifact":
-                raise SpecError(
-                    f"{self.place('values', heading)}: cannot read the source '{source}' (see docs/suites.md)"
-                )
+                raise Misfit(f"cannot read the source '{source}' (see docs/suites.md)", "values", heading)
         if self.best_within == "row" and not self.across:
-            raise SpecError(f"{self.place('best_within')}: row: marking the best of a row needs axes in 'across'")
+            raise Misfit("row: marking the best of a row needs axes in 'across'", "best_within")
         if self.published is not None and self.formula is not None:
-            raise SpecError(f"{self.place('formula')}: a table has either published numbers or those of a formula")
+            raise Misfit("a table has either published numbers or those of a formula", "formula")
         if (reference := self.reference) is not None:
             for heading in (*reference.values, *reference.std):
                 if heading not in self.sources:
                     hint = did_you_mean(heading, self.sources)
-                    raise SpecError(f"{reference.place('values')}: the table has no column '{heading}'{hint}")
+                    raise Misfit(f"the table has no column '{heading}'{hint}", self.reference_key, "values")
         if self.test is not None:
             axis, shown_axes = self.test.axis, [*self.rows, *self.across]
             if axis not in shown_axes:
-                raise SpecError(
-                    f"{self.test.place('axis')}: the table has no axis '{axis}' in 'rows' or 'across'"
-                    f"{did_you_mean(axis, shown_axes)}"
-                )
+                hint = did_you_mean(axis, shown_axes)
+                raise Misfit(f"the table has no axis '{axis}' in 'rows' or 'across'{hint}", "paired", "axis")
             try:
                 known_label(axis, self.test.against, (info.context or {})["axes"])
             except ValueError as error:
-                raise SpecError(f"{self.test.place('against')}: {error}") from None
+                raise Misfit(error, "paired", "against") from None
         return self
 
 
@@ -276,7 +262,6 @@ def _panels(value: Any, info: ValidationInfo) -> list[str]:
 class Figure(Displayed):
     """One figure: the axes of its panels and lines, and the series that it draws."""
 
-    what = "the figure's"
     kind: Kind = "lines"
     # axes, or SERIES
     panels: Annotated[list[str], PlainValidator(_panels, json_schema_input_type=OneOrMore)] = Field(default=[])
@@ -315,42 +300,39 @@ class Figure(Displayed):
     def _check(self) -> Figure:
         for heading, heading_spec in self.sources.items():
             if heading_spec.minus:
-                raise SpecError(f"{heading_spec.place('minus')}: {heading}: in a figure, put 'minus' beside 'series'")
+                raise Misfit("in a figure, put 'minus' beside 'series'", "series", heading, "minus")
             if heading_spec.share:
-                raise SpecError(f"{heading_spec.place('share')}: {heading}: only a table shows shares")
+                raise Misfit("only a table shows shares", "series", heading, "share")
         for heading, source in self.series.items():
             if problem := _why_not_drawn(source, self.kind):
-                raise SpecError(f"{self.place('series', heading)}: {problem}")
+                raise Misfit(problem, "series", heading)
         for axis, axis_labels in self.minus.items():
             if len(axis_labels) != 1:
-                raise SpecError(f"{self.place('minus', axis)}: expected one label, got {', '.join(axis_labels)}")
+                raise Misfit(f"expected one label, got {', '.join(axis_labels)}", "minus", axis)
         if (reference := self.reference) is not None:
             if self.kind != "bars":
-                key, subject = (
-                    ("published", "published numbers") if self.published else ("formula", "a formula's numbers")
-                )
-                raise SpecError(f"{self.place(key)}: {subject} can be drawn in bars only, not in {self.kind}")
+                subject = "published numbers" if self.published else "a formula's numbers"
+                raise Misfit(f"{subject} can be drawn in bars only, not in {self.kind}", self.reference_key)
             for heading in (*reference.values, *reference.to):
                 if heading not in self.sources:
                     hint = did_you_mean(heading, self.sources)
-                    raise SpecError(f"{reference.place('values')}: the figure has no series '{heading}'{hint}")
+                    raise Misfit(f"the figure has no series '{heading}'{hint}", self.reference_key, "values")
         if self.kind == "raster" and (self.lines or len(self.series) > 1):
-            raise SpecError(
-                f"{self.place('kind')}: a raster has exactly one series and no 'lines': its rows are the index"
-            )
+            raise Misfit("a raster has exactly one series and no 'lines': its rows are the index", "kind")
         are_over_rounds = {source.startswith("train:") for source in self.series.values()}
         if self.kind == "lines" and len(are_over_rounds) > 1:
-            raise SpecError(f"{self.place('series')}: series must be either all over rounds (train:) or all over radii")
+            raise Misfit("series must be either all over rounds (train:) or all over radii", "series")
         if self.kind == "bars" and len({source.endswith("[*]") for source in self.series.values()}) > 1:
-            raise SpecError(f"{self.place('series')}: give all series an index, [*], or none")
+            raise Misfit("give all series an index, [*], or none", "series")
         return self
 
 
-def distinct(figures: Sequence[Figure]) -> None:
-    """SpecError if two figures share an id, which names their files."""
+def distinct(figures: list[Figure]) -> list[Figure]:
+    """The figures; Misfit if two share an id, which names their files."""
     for position, figure in enumerate(figures):
         if figure.id in [earlier_figure.id for earlier_figure in figures[:position]]:
-            raise SpecError(f"{figure.place('id')}: two figures have the id '{figure.id}'")
+            raise Misfit(f"two figures have the id '{figure.id}'", position, "id")
+    return figures
 
 
 def _why_not_drawn(source: str, kind: str) -> str:

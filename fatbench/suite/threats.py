@@ -18,7 +18,6 @@ from typing import Any, Literal
 from fatbench.errors import SpecError
 from fatbench.suite import calls
 from fatbench.suite.calls import Call, call
-from fatbench.suite.located import LocatedMap
 
 Letter = Literal["A", "B", "C", "D", "E", "F", "G", "H"]
 PRIOR, TRAINING, IMAGES = "an image prior", "the client's rate, steps and batch size", "images of its own"
@@ -95,20 +94,15 @@ def covering(letters: list[str]) -> str:
     return next((letter for letter, attacker_knows in KNOWS.items() if needed_knowledge <= attacker_knows), "custom")
 
 
-def refuse(cell: Call, stated_letter: str, written_cell: Mapping[str, Any], location: str) -> None:
-    """SpecError if a cell's attack needs more than the threat model that its suite states.
-
-    written_cell: the cell as written, for the line of the attack. location: the line of the statement.
-    """
+def refuse(cell: Call, stated_letter: str) -> None:
+    """SpecError if a cell's attack needs more than the threat model that its suite states."""
     for part_call, letter in _threat_calls(cell):
         missing_knowledge = {"what only the client has"} if letter == BOUND else KNOWS[letter] - KNOWS[stated_letter]
         if missing_knowledge:
             outer = "Diagnostic" if part_call.kind == "Diagnostic" else "Algorithm"
-            node = written_cell.get(outer.lower())
             key = "name" if part_call.kind == outer else part_call.kind.lower()
-            error_location = node.place(key) if isinstance(node, LocatedMap) and key in node else location
-            raise SpecError(
-                f"{error_location}: {part_call.signature.name} needs {' and '.join(sorted(missing_knowledge))} "
-                f"(threat model {letter}), but the suite states {stated_letter}, the {NAMES[stated_letter]} "
-                f"({location})"
+            needs = f"{part_call.signature.name} needs {' and '.join(sorted(missing_knowledge))}"
+            error = SpecError(
+                f"{needs} (threat model {letter}), but the suite states {stated_letter}, the {NAMES[stated_letter]}"
             )
+            raise error.below(key).below(outer.lower())

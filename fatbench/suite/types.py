@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from annotated_types import Ge, Gt, Le, Lt
 from pydantic import AfterValidator, BeforeValidator
@@ -44,18 +45,28 @@ def rounded_down(value: float) -> int:
     return math.floor(value + max(1e-9, 1e-12 * value))
 
 
+@dataclass(frozen=True)
+class Named:
+    """The name of a type: in settings.json, in help and, of a setting that is a call, the kind of function."""
+
+    name: str
+
+
 _read = BeforeValidator(number_of)
 
-Count = Annotated[int, Ge(1), Le(10**9 - 1), _read]  # 1, 2, 3, ...; nine digits, as the names of stages allow
-Natural = Annotated[int, Ge(0), _read]  # 0, 1, 2, ...
-Real = Annotated[float, _read]
-Positive = Annotated[float, Gt(0), _read]
-Rate = Annotated[float, Gt(0), Le(1e6), _read]  # a learning rate; a larger one overflows float32 in a step or two
-NonNegative = Annotated[float, Ge(0), _read]
-Radius = Annotated[float, Ge(0), Le(1), _read]  # an epsilon or a step, in units of the [0, 1] pixel range
-Probability = Annotated[float, Ge(0), Le(1), _read]
-Fraction = Annotated[float, Gt(0), Le(1), _read]  # a fraction of something that must not be empty
-Momentum = Annotated[float, Ge(0), Lt(1), _read]
+# 1, 2, 3, ...; nine digits, as the names of stages allow
+Count = Annotated[int, Ge(1), Le(10**9 - 1), _read, Named("Count")]
+Natural = Annotated[int, Ge(0), _read, Named("Natural")]  # 0, 1, 2, ...
+Real = Annotated[float, _read, Named("Real")]
+Positive = Annotated[float, Gt(0), _read, Named("Positive")]
+# a learning rate; a larger one overflows float32 in a step or two
+Rate = Annotated[float, Gt(0), Le(1e6), _read, Named("Rate")]
+NonNegative = Annotated[float, Ge(0), _read, Named("NonNegative")]
+# an epsilon or a step, in units of the [0, 1] pixel range
+Radius = Annotated[float, Ge(0), Le(1), _read, Named("Radius")]
+Probability = Annotated[float, Ge(0), Le(1), _read, Named("Probability")]
+Fraction = Annotated[float, Gt(0), Le(1), _read, Named("Fraction")]  # a fraction of something that must not be empty
+Momentum = Annotated[float, Ge(0), Lt(1), _read, Named("Momentum")]
 
 
 def _matching(pattern: str, example: str) -> AfterValidator:
@@ -69,7 +80,8 @@ def _matching(pattern: str, example: str) -> AfterValidator:
     return AfterValidator(check)
 
 
-Blocks = Annotated[str, _matching(r"\s*[1-9]\d*\s*(,\s*[1-9]\d*\s*)*", "numbers such as 1,9")]  # of a model, from 1
+# of a model, from 1
+Blocks = Annotated[str, _matching(r"\s*[1-9]\d*\s*(,\s*[1-9]\d*\s*)*", "numbers such as 1,9"), Named("Blocks")]
 
 
 def _clients(value: int | str) -> int | str:
@@ -79,9 +91,11 @@ def _clients(value: int | str) -> int | str:
     raise ValueError('expected a number of clients, or their numbers such as "3,7"')
 
 
-Clients = Annotated[int | str, AfterValidator(_clients)]
+Clients = Annotated[int | str, AfterValidator(_clients), Named("Clients")]
 Pairs = Annotated[  # of clients, from 0, and the server
-    str, _matching(r"\s*(\d+|server)-(\d+|server)\s*(,\s*(\d+|server)-(\d+|server)\s*)*", "pairs such as 0-3,0-server")
+    str,
+    _matching(r"\s*(\d+|server)-(\d+|server)\s*(,\s*(\d+|server)-(\d+|server)\s*)*", "pairs such as 0-3,0-server"),
+    Named("Pairs"),
 ]
 
 
@@ -90,35 +104,61 @@ def _weights(text: str) -> str:
     return text
 
 
-Weights = Annotated[str, AfterValidator(_weights)]  # of a model: timm, a known name, or a file with its digest
-
-
-@dataclass(frozen=True)
-class Kind:
-    """Marks the annotation of a setting that is a call."""
-
-    name: str
+# of a model: timm, a known name, or a file with its digest
+Weights = Annotated[str, AfterValidator(_weights), Named("Weights")]
 
 
 # Settings that are calls themselves, {name: ..., key: value}: the annotation tells the table of the name. The function
 # receives a callable with its settings bound.
-Attack = Annotated[Callable[..., Any], Kind("Attack")]
-Objective = Annotated[Callable[..., Any], Kind("Objective")]
-Aggregator = Annotated[Callable[..., Any], Kind("Aggregator")]
-PreAggregator = Annotated[Callable[..., Any], Kind("PreAggregator")]
-Proximal = Annotated[Callable[..., Any], Kind("Proximal")]
-Partition = Annotated[Callable[..., Any], Kind("Partition")]
-Model = Annotated[Callable[..., Any], Kind("Model")]
-Algorithm = Annotated[Callable[..., Any], Kind("Algorithm")]
-Data = Annotated[Callable[..., Any], Kind("Data")]
-Augment = Annotated[Callable[..., Any], Kind("Augment")]
-Diagnostic = Annotated[Callable[..., Any], Kind("Diagnostic")]
-Defence = Annotated[Callable[..., Any], Kind("Defence")]
-Inversion = Annotated[Callable[..., Any], Kind("Inversion")]
-Adversary = Annotated[Callable[..., Any], Kind("Adversary")]
-Manipulation = Annotated[Callable[..., Any], Kind("Manipulation")]
+Attack = Annotated[Callable[..., Any], Named("Attack")]
+Objective = Annotated[Callable[..., Any], Named("Objective")]
+Aggregator = Annotated[Callable[..., Any], Named("Aggregator")]
+PreAggregator = Annotated[Callable[..., Any], Named("PreAggregator")]
+Proximal = Annotated[Callable[..., Any], Named("Proximal")]
+Partition = Annotated[Callable[..., Any], Named("Partition")]
+Model = Annotated[Callable[..., Any], Named("Model")]
+Algorithm = Annotated[Callable[..., Any], Named("Algorithm")]
+Data = Annotated[Callable[..., Any], Named("Data")]
+Augment = Annotated[Callable[..., Any], Named("Augment")]
+Diagnostic = Annotated[Callable[..., Any], Named("Diagnostic")]
+Defence = Annotated[Callable[..., Any], Named("Defence")]
+Inversion = Annotated[Callable[..., Any], Named("Inversion")]
+Adversary = Annotated[Callable[..., Any], Named("Adversary")]
+Manipulation = Annotated[Callable[..., Any], Named("Manipulation")]
 
 # Settings that are a mapping without a name: the function receives an instance of the class in `signatures.CLASSES`.
-Local = Annotated[Any, Kind("Local")]
-Server = Annotated[Any, Kind("Server")]
-Malicious = Annotated[Any, Kind("Malicious")]
+Local = Annotated[Any, Named("Local")]
+Server = Annotated[Any, Named("Server")]
+Malicious = Annotated[Any, Named("Malicious")]
+
+# --- types and their names ------------------------------------------------------------------------------------------
+
+
+def name_of(annotation: Any) -> str | None:
+    """The name of a type of this module, also without its `| None`."""
+    alternatives = get_args(annotation) if is_union(annotation) else (annotation,)
+    marks = [mark for alternative in alternatives for mark in getattr(alternative, "__metadata__", ())]
+    return next((mark.name for mark in marks if isinstance(mark, Named)), None)
+
+
+def is_union(annotation: Any) -> bool:
+    """Whether a type has alternatives, such as `Radius | None`."""
+    return get_origin(annotation) in (Union, UnionType)
+
+
+def text_of(annotation: Any) -> str:
+    """The text of a type: "Radius", "Positive | None", "Literal['a', 'b']"."""
+    if is_union(annotation):
+        return " | ".join(map(text_of, get_args(annotation)))
+    if get_origin(annotation) is Literal:
+        return f"Literal[{', '.join(map(repr, get_args(annotation)))}]"
+    if get_origin(annotation) is Annotated:
+        return name_of(annotation) or text_of(get_args(annotation)[0])
+    own_name = "None" if annotation is type(None) else getattr(annotation, "__name__", str(annotation))
+    arguments = ", ".join(map(text_of, get_args(annotation)))
+    return f"{own_name}[{arguments}]" if arguments else own_name
+
+
+def evaluated(text: str, space: Mapping[str, Any] = {}) -> Any:
+    """The type of a text. space: further names that the text may have."""
+    return eval(text, {**globals(), **space})

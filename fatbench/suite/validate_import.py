@@ -9,7 +9,6 @@ from pydantic import TypeAdapter, ValidationError
 
 from fatbench.errors import SpecError
 from fatbench.suite import calls, cells, external_models
-from fatbench.suite.located import LocatedMap
 
 _MODEL = TypeAdapter(external_models.Model)
 
@@ -19,11 +18,7 @@ def identity(spec: Mapping[str, Any]) -> str:
     if "evaluated" in spec:
         _check_external_model(spec)
     else:
-        try:
-            calls.check_cell(LocatedMap(spec))
-        except SpecError as error:
-            error.args = (f"spec: {error}",)
-            raise
+        calls.check("Experiment", spec, "spec")
     return cells.identity(spec)
 
 

@@ -21,7 +21,6 @@ from fatbench.suite import model
 from fatbench.suite.cells import Cell, Plan
 from fatbench.suite.contents import Contents
 from fatbench.suite.files import Suite
-from fatbench.suite.located import LocatedMap
 from fatbench.suite.tables import SERIES, Figure
 
 if TYPE_CHECKING:
@@ -121,10 +120,10 @@ def figure(suite: Suite, plan: Plan, store: Store | None, x: str | None, y: Sequ
         "kind": "lines" if x in {ROUND, *settings} - {*axes} else "bars",
         "panels": [*panel_axes, *([SERIES] if len(metric_names) > 1 else [])],
         "lines": [x, *(axis for axis in lines if axis != x)] if x in axes else lines,
-        "series": LocatedMap(sources),
+        "series": sources,
         "note": _note(metric_names, sources),
     }
-    return model.read(Figure, LocatedMap(node), "--x, --metric, --by", axes=suite.contents.axes, folders=[])
+    return model.read(Figure, node, "--x, --metric, --by", axes=suite.contents.axes, folders=[])
 
 
 def _default_names(x: str, axes: dict[str, list[str]], available: AvailableMetrics) -> list[str]:
@@ -237,7 +236,7 @@ def _suite_of_cell(store: Store, cell: str) -> tuple[Suite, Plan]:
     runs = [run for run in store.runs([cell]) if run.get("suite")]
     name, preset = (runs[-1]["suite"], runs[-1].get("preset") or "paper") if runs else ("cell", "paper")
     raw: dict[str, Any] = {
-        "name": name, "title": f"Cell {cell}", "base": LocatedMap(), "presets": LocatedMap({"paper": LocatedMap()}),
+        "name": name, "title": f"Cell {cell}", "base": {}, "presets": {"paper": {}},
     }  # fmt: skip
-    contents = model.read(Contents, LocatedMap(raw), cell, axes={}, folders=[])
+    contents = model.read(Contents, raw, axes={}, folders=[])
     return Suite(Path(cell), contents), Plan(name, preset, "", [Cell(cell, {}, spec, ())], ["last"])

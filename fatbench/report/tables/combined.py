@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from fatbench.errors import SpecError, did_you_mean
 from fatbench.report.numbers.points import sweeps
@@ -11,7 +12,6 @@ from fatbench.store.replicates import SIGN
 from fatbench.suite import model
 from fatbench.suite.cells import Cell, Plan
 from fatbench.suite.files import Suite
-from fatbench.suite.located import LocatedMap
 from fatbench.suite.standard_attacks import did_you_mean_metric, headings
 from fatbench.suite.tables import SOURCE, Table
 
@@ -26,7 +26,7 @@ def combine(
     "suite" is an axis. If the table does not show it, a cell that several suites have is there once.
     SpecError: no such axis or metric.
     """
-    axes = {SUITE: {suite.name: LocatedMap() for suite, _ in suite_plans}}  # axis -> label -> overrides
+    axes: dict[str, Any] = {SUITE: {suite.name: {} for suite, _ in suite_plans}}  # axis -> label -> overrides
     for suite, _ in suite_plans:
         for axis, labels in suite.contents.axes.items():
             axes.setdefault(axis, {}).update(labels)
@@ -59,15 +59,8 @@ def combine(
             cells.setdefault((suite.name, *key.items(), cell_id) if names_suite else cell_id, replace(cell, key=key))
     name = " + ".join(dict.fromkeys(suite.name for suite, _ in suite_plans))
     presets = list(dict.fromkeys(plan.preset for _, plan in suite_plans))
-    node = LocatedMap(
-        {
-            "id": "combined",
-            "title": name,
-            "rows": row_axes,
-            "across": across_axes,
-            "values": LocatedMap(headings(sources or metrics)),
-        }
-    )
+    values = headings(sources or metrics)
+    node = {"id": "combined", "title": name, "rows": row_axes, "across": across_axes, "values": values}
     table = model.read(Table, node, "--by, --metric", axes=axes, folders=[])
     contents = suite_plans[0][0].contents.model_copy(update={"name": name, "tables": [table], "figures": []})
     checkpoints = [

@@ -16,11 +16,10 @@ from fatbench.store.replicates import SIGN
 from fatbench.store.stage_names import parsed
 from fatbench.suite import external_models, model, standard_attacks
 from fatbench.suite.cells import Cell, Evaluation, Plan
-from fatbench.suite.contents import Axes, Contents
+from fatbench.suite.contents import Contents
 from fatbench.suite.external_models import SUITE
 from fatbench.suite.files import Suite
 from fatbench.suite.filters import select
-from fatbench.suite.located import LocatedMap
 from fatbench.suite.types import number
 
 if TYPE_CHECKING:
@@ -68,22 +67,19 @@ def suite_and_plan(
         "id": "evaluated",
         "title": "External models",
         "rows": list(dict.fromkeys(["model", *several])),
-        "values": LocatedMap(standard_attacks.headings(ordered_metrics)),
+        "values": standard_attacks.headings(ordered_metrics),
         "note": "; ".join(notes),
         "ties": min(Counter(tuple(cell.key.items()) for cell in cells).values()) > 1,  # else nothing can be tested
     }
     raw: dict[str, Any] = {
         "name": SUITE,
         "title": "External models",
-        "base": LocatedMap(),
-        "axes": LocatedMap(
-            {axis: LocatedMap({label: LocatedMap() for label in axis_labels}) for axis, axis_labels in labels.items()}
-        ),
-        "presets": LocatedMap({"paper": LocatedMap()}),
-        "tables": [LocatedMap(table)],
+        "base": {},
+        "axes": {axis: {label: {} for label in axis_labels} for axis, axis_labels in labels.items()},
+        "presets": {"paper": {}},
+        "tables": [table],
     }
-    axes = model.read(Axes, LocatedMap({"axes": raw["axes"]}), SUITE).axes
-    return Suite(Path(SUITE), model.read(Contents, LocatedMap(raw), SUITE, axes=axes, folders=[])), plan
+    return Suite(Path(SUITE), model.read(Contents, raw, axes={}, folders=[])), plan
 
 
 def split_note(dataset: str) -> str:
