@@ -472,9 +472,9 @@ def test_facts_of_a_data_set_are_those_of_the_catalogue(name):
     settings = {"path": "nowhere", "size": 8} if name == "image_folder" else {}
     settings = {"dataset": "mine", "size": 8} if name in ("torchvision", "huggingface") else settings
     data = facts.of_data(calls.check("Data", {"name": name, **settings}))
-    known = catalogue.facts({"name": name, **settings})
+    known = catalogue.dataset_facts(name)
     assert (data.train, data.test, data.classes) == (known.train, known.test, known.classes)
-    assert (data.channels, data.side, data.side) == known.shape
+    assert (data.channels, data.side, data.side) == (known.shape or (3, 8, 8))
 
 
 def test_the_role_of_an_attack(plugin):

@@ -12,7 +12,6 @@ import pytest
 
 from fatbench.errors import SpecError
 from fatbench.suite import calls, cells, cost, entry, files, signatures, sources, types
-from fatbench.suite.signatures import OFFERS
 
 CLASSES = [(kind, kind.lower()) for kind in signatures.CLASSES]
 PGD = {"name": "pgd", "eps": "8/255", "step": "2/255", "steps": 10}
@@ -301,7 +300,7 @@ def test_a_function_around_another_costs_what_that_costs(tmp_path, own_plugins):
 
 
 def test_what_every_kind_is_called_with_is_written_down():
-    assert set(signatures.FIXED) == set(signatures.TABLES) >= set(OFFERS)
+    assert set(signatures.FORMS) == set(signatures.TABLES)
 
 
 def test_identity_ignores_defaults_and_order_but_nothing_else():

@@ -249,7 +249,7 @@ READING = [  # what is done one after the other, and what it must not have impor
     (
         "from fatbench.data import DATASETS, catalogue, disk\nfrom fatbench.suite import calls\n"
         "calls.check('Data', {'name': 'image_folder', 'path': 'x', 'size': 32})\n"
-        "catalogue.facts({'name': 'cifar10'}), [catalogue.files(name) for name in DATASETS]",
+        "catalogue.dataset_facts('cifar10'), [catalogue.files(name) for name in DATASETS]",
         "torch torchvision numpy sklearn",
     ),
     (

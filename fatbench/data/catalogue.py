@@ -3,8 +3,8 @@
 Imports neither torch nor numpy, so `fatbench plan` can count images. Checksums and addresses are literals, which a test
 compares with torchvision's; CINIC-10 and the checksums of uncompressed MNIST files are not in torchvision.
 
-    facts({"name": "cifar10"}).train        50000
-    files("cifar10")                        what the reader opens, with the published md5
+    dataset_facts("cifar10").train        50000
+    files("cifar10")                      what the reader opens, with the published md5
 """
 
 from __future__ import annotations
@@ -12,9 +12,8 @@ from __future__ import annotations
 import codecs
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from fatbench.errors import SpecError, did_you_mean
 from fatbench.suite.weights import WEIGHTS
@@ -97,7 +96,6 @@ CATALOGUE = {
 NAMED_BY_SUITES = ("image_folder", "torchvision", "huggingface")  # their settings name the files
 CINIC_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 CELEBA_IMAGES = 202_599
-_LEAF_IMAGES, _LEAF_CELEBRITIES = 200_288, 9_343  # of celebrities with at least 5 images (LEAF's statistics)
 
 IMAGE_SUFFIXES = (
     ".png", ".jpg", ".jpeg", ".jpe", ".jfif", ".bmp", ".webp", ".ppm", ".pgm", ".tif", ".tiff", ".gif",
@@ -110,35 +108,6 @@ def dataset_facts(name: str) -> DatasetFacts:
     if name not in CATALOGUE:
         raise SpecError(f"no data is named '{name}'{did_you_mean(name, [*CATALOGUE, *WEIGHTS])}")
     return CATALOGUE[name]
-
-
-def facts(spec: Mapping[str, Any], root: Path | None = None) -> DatasetFacts:
-    """The facts of a data mapping {name: ..., setting: value}.
-
-    The images of an `image_folder` are counted below `root`, if the folder exists; otherwise classes and counts stay
-    None.
-    """
-    set_facts = dataset_facts(spec["name"])
-    if spec["name"] == "cinic10" and spec.get("enlarge"):
-        return replace(set_facts, train=180_000)
-    if spec["name"] == "celeba":
-        if spec.get("split") == "json":
-            return replace(set_facts, train=None, test=None)
-        fraction = spec.get("sample", 0.05)
-        images, celebrities = fraction * _LEAF_IMAGES, fraction * _LEAF_CELEBRITIES
-        test = round(0.1 * images + 0.45 * celebrities)  # each celebrity's fraction of 0.9 is rounded down
-        return replace(set_facts, train=round(images) - test, test=test)
-    if spec["name"] in NAMED_BY_SUITES[1:]:
-        return replace(set_facts, shape=(1 if spec.get("grey") else 3, spec["size"], spec["size"]))
-    if spec["name"] == "image_folder":
-        set_facts = replace(set_facts, shape=(3, spec["size"], spec["size"]))
-        folder = Path(root or "", spec["path"]).expanduser()
-        if (folder / "train").is_dir() and (folder / "test").is_dir():
-            train, test = class_folders(folder / "train"), class_folders(folder / "test")
-            return replace(
-                set_facts, classes=len(train), train=sum(map(len, train.values())), test=sum(map(len, test.values()))
-            )
-    return set_facts
 
 
 def class_folders(folder: Path) -> dict[str, list[Path]]:

@@ -17,7 +17,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from fatbench.suite.signatures import OFFERS, TABLES
+from fatbench.suite.signatures import FORMS
 
 
 def asks(function: Callable[..., Any], name: str) -> bool:
@@ -53,7 +53,7 @@ def _function_settings(function: Callable[..., Any]) -> dict[str, tuple[Callable
 def _offers_to_kind(function: Callable[..., Any], setting: str) -> tuple[str, ...] | None:
     """The names that a function in this setting may ask for, by the kind that the setting's annotation names."""
     kind = str(getattr(inspect.unwrap(function), "__annotations__", {}).get(setting)).removesuffix(" | None")
-    return OFFERS.get(kind, ()) if kind in TABLES else None
+    return tuple(name for _, offered in FORMS[kind] for name in offered) if kind in FORMS else None
 
 
 @functools.cache

@@ -216,7 +216,7 @@ _ENTRIES: dict[Callable[..., Any], Entry] = {}
 
 
 def in_table(value: Any) -> Entry:
-    """The entry of a table's value: the value itself, or the entry of a bare_function function."""
+    """The entry of a table's value: the value itself, or the entry of a bare function."""
     return value if isinstance(value, Entry) else _ENTRIES.get(value) or Entry(value)
 
 

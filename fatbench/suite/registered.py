@@ -130,7 +130,7 @@ def attack(function: Callable[..., Any]) -> tuple[str, str]:
         text, name = text_of(function), function.__name__
     except SpecError:
         return label, keep("Attack", f"{label}_{secrets.token_hex(4)}", function, len(parameters))
-    if parameters == list(signatures.FIXED["Attack"]):
+    if parameters == list(signatures.FORMS["Attack"][0][0]):
         return label, _add("Attack", label, text, name)
     call = ", ".join(("model", "x", "y", "generator")[: len(parameters)])
     wrapper = f"def _attack(model, x, y, generator):\n    return {name}({call})\n"

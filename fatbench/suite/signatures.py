@@ -64,40 +64,29 @@ CLASSES = {
     "Malicious": ("fatbench.engine.malicious", "Malicious"),
 }
 
-# The positional arguments with which the engine calls a function of each kind ...
-FIXED = {
-    "Experiment": ("ready", "state"),
-    "Data": ("root",),
-    "Partition": ("labels", "rng", "writers"),
-    "Model": ("shape", "classes"),
-    "Algorithm": ("problem", "state"),
-    "Aggregator": ("updates", "context"),
-    "PreAggregator": ("gram", "generator"),
-    "Objective": ("model", "x", "y", "generator"),
-    "Proximal": ("weights", "broadcast", "round"),
-    "Attack": ("model", "x", "y", "generator"),
-    "Augment": ("x", "generator"),
-    "Diagnostic": ("problem", "result", "images", "labels", "attack", "generator"),
-    "Defence": ("gradient", "upload"),
-    "Inversion": ("observed", "model", "shape", "generator"),
-    "Adversary": ("update",),  # or one of ADVERSARIES
-    "Manipulation": ("model", "weights", "generator"),
-}
-# ... and further parameters that a function may ask for by name.
-OFFERS: dict[str, tuple[str, ...]] = {
-    "Data": ("first",),
-    "Attack": ("index",),
-    "Aggregator": ("broadcast_losses",),
-    "Objective": ("class_counts", "broadcast", "client"),
-    "Defence": ("gradient", "examples"),
-    "Manipulation": ("labels", "images"),
-    "Adversary": ("others", "broadcast", "last_layer", "malicious", "round", "generator", "classes"),
-}
-# first parameter of an adversary, which names what it changes -> (all positional parameters, those it may ask for)
-ADVERSARIES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    "images": (("images", "labels"), ("classes", "generator")),
-    "loss": (("loss",), ()),
-    "update": (("update",), ("others", "broadcast", "last_layer", "malicious", "round", "generator")),
+# kind -> the ways in which the engine calls its functions: (positional arguments, further ones that a function may ask
+# for by name); of several, the first argument of a function says which, since it names what the function changes
+FORMS: dict[str, tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]] = {
+    "Experiment": ((("ready", "state"), ()),),
+    "Data": ((("root",), ("first",)),),
+    "Partition": ((("labels", "rng", "writers"), ()),),
+    "Model": ((("shape", "classes"), ()),),
+    "Algorithm": ((("problem", "state"), ()),),
+    "Aggregator": ((("updates", "context"), ("broadcast_losses",)),),
+    "PreAggregator": ((("gram", "generator"), ()),),
+    "Objective": ((("model", "x", "y", "generator"), ("class_counts", "broadcast", "client")),),
+    "Proximal": ((("weights", "broadcast", "round"), ()),),
+    "Attack": ((("model", "x", "y", "generator"), ("index",)),),
+    "Augment": ((("x", "generator"), ()),),
+    "Diagnostic": ((("problem", "result", "images", "labels", "attack", "generator"), ()),),
+    "Defence": ((("gradient", "upload"), ("gradient", "examples")),),
+    "Inversion": ((("observed", "model", "shape", "generator"), ()),),
+    "Adversary": (
+        (("images", "labels"), ("classes", "generator")),
+        (("loss",), ()),
+        (("update",), ("others", "broadcast", "last_layer", "malicious", "round", "generator")),
+    ),
+    "Manipulation": ((("model", "weights", "generator"), ("labels", "images")),),
 }
 
 
@@ -169,7 +158,7 @@ class Signature:
     summary: str  # the docstring's first line
     settings: tuple[Setting, ...]
     free: bool = False  # takes **settings, which it checks when it is called (such as torchattacks)
-    asks: tuple[str, ...] = ()  # its parameters from OFFERS; of an adversary all parameters
+    asks: tuple[str, ...] = ()  # its parameters beyond the fixed ones of FORMS; all of a kind with several forms
     entry: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # plain fields of its entry
     plugin: Path | None = None  # the file whose table has it; None: ours
 
@@ -284,16 +273,14 @@ def _requested_parameters(kind: str, name: str, function: Callable[..., Any], lo
         for parameter in all_parameters
         if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
     ]
-    fixed, offered = FIXED[kind], OFFERS.get(kind, ())
-    if kind == "Adversary":
-        first_parameter = parameters[0] if parameters else ""
-        if first_parameter not in ADVERSARIES:
-            begin = " or ".join(f"({', '.join(fixed)})" for fixed, _ in ADVERSARIES.values())
-            raise SpecError(
-                f"{location}: the adversary '{name}' takes ({', '.join(parameters)}), but begins with what it changes: "
-                f"{begin}{did_you_mean(first_parameter, ADVERSARIES)}"
-            )
-        fixed, offered = ADVERSARIES[first_parameter]
+    forms = FORMS[kind]
+    fixed, offered = next((form for form in forms if form[0][:1] == tuple(parameters[:1])), forms[0])
+    if len(forms) > 1 and fixed[:1] != tuple(parameters[:1]):
+        first_parameters = [fixed[0] for fixed, _ in forms]
+        begin = " or ".join(f"({', '.join(fixed)})" for fixed, _ in forms)
+        hint = did_you_mean("".join(parameters[:1]), first_parameters)
+        takes = f"the {kind.lower()} '{name}' takes ({', '.join(parameters)})"
+        raise SpecError(f"{location}: {takes}, but begins with what it changes: {begin}{hint}")
     if all(parameter.kind is not parameter.VAR_POSITIONAL for parameter in all_parameters) and (
         len(parameters) < len(fixed) or any(p in offered and p not in fixed for p in parameters[: len(fixed)])
     ):
@@ -308,7 +295,7 @@ def _requested_parameters(kind: str, name: str, function: Callable[..., Any], lo
                 f"{location}: the {kind.lower()} '{name}' takes '{ask}'{did_you_mean(ask, offered)}: beyond "
                 f"({', '.join(fixed)}) it {allowed_text}; put settings after '*'"
             )
-    return tuple(parameters if kind == "Adversary" else parameters[len(fixed) :])
+    return tuple(parameters if len(forms) > 1 else parameters[len(fixed) :])
 
 
 def _check_training_settings(name: str, settings: tuple[Setting, ...], location: str) -> None:
