@@ -13,7 +13,7 @@ import result_files
 from sqlalchemy import select, update
 
 from fatbench.api import verifying as verify
-from fatbench.api.verifying import choose, elsewhere, job
+from fatbench.api.verifying import candidates, choose, elsewhere, estimate_here, job
 from fatbench.errors import NothingMatched, SpecError
 from fatbench.runner.jobs import Machine
 from fatbench.runner.run_options import RunOptions
@@ -88,7 +88,13 @@ def test_what_ran_before_a_setting_was_added_runs_again_without_it(tmp_path: Pat
             again = job(store, cell.id)
             assert again.spec == cell.spec
             assert {one.id for one in again.evaluations} == {one.id for one in cell.evaluations}
-        assert choose(store, 2, None)
+        drawn, how = choose(store, 2, 0, a_minute_each)
+        assert len(drawn) == 2 and {*drawn} <= {cell.id for cell in here if cell.key["method"] in ("FAT", "SFAT")}
+        assert how.endswith("drawn by seed 0; 2.0 min here of at most 60 min by this machine's estimate")
+
+
+def a_minute_each(jobs: Any) -> Any:
+    return lambda job: 60.0
 
 
 def seconds(*where: Any) -> Any:
@@ -96,28 +102,36 @@ def seconds(*where: Any) -> Any:
     return VALUES.c.round_metric.in_(select(ROUND_METRICS.c.id).where(ROUND_METRICS.c.metric == "seconds", *where))
 
 
-def test_the_cheapest_cells_or_random_ones(theirs: Store, tmp_path: Path) -> None:
+def test_cells_are_drawn_by_a_seed_and_fit_into_an_hour(theirs: Store, tmp_path: Path) -> None:
     by_rounds = {spec["algorithm"]["rounds"]: cell for cell, spec in theirs.cells().items()}
-    with theirs.database.writing() as connection:
-        connection.execute(update(VALUES).where(seconds()).values(value=1.0))
-    assert choose(theirs, 1, None) == [by_rounds[1]]
-    assert choose(theirs, 9, None) == [by_rounds[1], by_rounds[3]]
-    assert {choose(theirs, 1, seed)[0] for seed in range(20)} == set(by_rounds.values())
-    assert choose(theirs, 2, 5) == choose(theirs, 2, 5)
+    assert {choose(theirs, 1, seed, a_minute_each)[0][0] for seed in range(20)} == set(by_rounds.values())
+    assert choose(theirs, 9, 5, a_minute_each) == choose(theirs, 9, 5, a_minute_each)
+    for seconds, cells in (
+        ({1: 3000.0, 3: 500.0}, {1, 3}),
+        ({1: 9999.0, 3: 500.0}, {3}),
+        ({1: 9999.0, 3: 7200.0}, {3}),
+    ):
+        found, how = choose(theirs, 9, 0, lambda jobs, s=seconds: lambda job: s[job.spec["algorithm"]["rounds"]])
+        assert {*found} == {by_rounds[rounds] for rounds in cells}, how
+    assert how.startswith("1 of 2 cells, drawn by seed 0; none takes at most 60 min")
+    assert how.endswith("the shortest, 120 min")
+    found, how = choose(theirs, 9, 0, lambda jobs: lambda job: None)
+    assert len(found) == 1 and "no time is known" in how
     with (
         Store.open(str(tmp_path / "empty.db"), create=True) as empty,
         pytest.raises(NothingMatched, match="no cell of these results finished its training"),
     ):
-        choose(empty, 1, None)
+        choose(empty, 1, 0)
 
 
-def test_the_cheapest_are_those_that_took_the_least_seconds(theirs: Store) -> None:
-    """The cell of three rounds took less time than that of one, on a machine that was busy meanwhile."""
-    by_rounds = {spec["algorithm"]["rounds"]: cell for cell, spec in theirs.cells().items()}
-    with theirs.database.writing() as connection:
-        slow = seconds(ROUND_METRICS.c.cell == by_rounds[1])
-        connection.execute(update(VALUES).where(slow).values(value=1e6))
-    assert choose(theirs, 9, None) == [by_rounds[3], by_rounds[1]]
+@pytest.mark.slow
+def test_a_machine_is_measured_that_has_run_nothing(
+    theirs: Store, results: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    jobs = [job(theirs, id) for id in theirs.cells()]
+    seconds = estimate_here(jobs)
+    assert all((seconds(one) or 0) > 0 for one in jobs)
 
 
 def test_what_makes_another_machine() -> None:
@@ -138,7 +152,7 @@ def test_runs_say_on_which_cpu_they_were(theirs: Store) -> None:
 
 @pytest.mark.parametrize("lacking", ["numbers", "outcomes"])
 def test_a_finished_evaluation_with_nothing_in_it(theirs: Store, lacking: str) -> None:
-    cell = choose(theirs, 1, None)[0]
+    cell = min(theirs.cells())
     table = ROUND_METRICS if lacking == "numbers" else OUTCOME_CHUNKS
     where = (table.c.cell == cell) & (table.c.stage != "train")
     with theirs.database.writing() as connection:
@@ -167,11 +181,11 @@ def test_replicates_and_cells_at_chance_are_not_chosen(results: Path, tmp_path: 
         )
         with store.database.writing() as connection:
             connection.execute(update(VALUES).where(VALUES.c.round_metric.in_(low)).values(value=0.1))
-        assert sorted(choose(store, 9, None)) == sorted(choose(store, 9, 1)) == sorted(by_rounds.values())
+        assert sorted(candidates(store)) == sorted(by_rounds.values())
         with store.database.writing() as connection:
             high = low.where(right)
             connection.execute(update(VALUES).where(VALUES.c.round_metric.in_(high)).values(value=0.9))
-        assert choose(store, 9, None) == choose(store, 9, 1) == [by_rounds[3]]
+        assert candidates(store) == choose(store, 9, 1, a_minute_each)[0] == [by_rounds[3]]
 
 
 def another_run(text: str, cell: str) -> str:
@@ -210,7 +224,7 @@ def test_a_true_file_and_an_edited_one(results: Path, monkeypatch: Any, tmp_path
     assert code == 0 and planned["seconds"] > 0
     code, out, err = run("verify", str(results), "--sample", "1", "--format", "json")
     assert code == 0, err
-    assert planned["cell"] in err.splitlines()[1]  # said before it trains
+    assert planned["cell"] in err.splitlines()[2]  # said before it trains
     lines = [line.split()[1:3] for line in err.splitlines()]  # after the time of day
     assert [planned["cell"], "starts"] in lines and [planned["cell"], "done"] in lines
     said = json.loads(out)

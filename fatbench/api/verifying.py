@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
     from fatbench.store.stages import Store
     from fatbench.suite.cells import Evaluation
 
+SECONDS = 3600.0  # that the cells which `choose` draws may take together
+DRAWN = 10  # times the sample: cells that are looked at, some of which take too long
+MEASURED = 10.0  # seconds in which a machine that has run nothing comparable is measured
 Watching = Callable[[str], AbstractContextManager["Observer"]]  # what is run in words -> what sees its progress
 
 
@@ -221,10 +225,11 @@ def _value_text(value: Any) -> str:
     )
 
 
-def choose(store: Store, sample: int, seed: int | None) -> list[str]:
-    """Cells whose training is done: with a seed any of them at random, without the cheapest. NothingMatched: none.
+def candidates(store: Store) -> list[str]:
+    """The cells that are worth running again: trained, of methods that a suite compares, and not at chance.
 
-    Cells at chance come last: whatever is done to them, they stay there.
+    Where no suite here compares any of them, or all are at chance, that asks for nothing. NothingMatched: none is
+    trained.
     """
     from fatbench.store.replicates import SIGN
 
@@ -239,14 +244,90 @@ def choose(store: Store, sample: int, seed: int | None) -> list[str]:
         )
     if not trained:
         raise NothingMatched("no cell of these results finished its training: there is nothing to verify")
-    # at chance, any training gives the same numbers: they verify nothing
-    at_chance_cells = at_chance(store, trained)
-    trained = [id for id in trained if id not in at_chance_cells] or trained
-    if seed is not None:
-        return random.Random(seed).sample(trained, min(sample, len(trained)))
-    seconds = _seconds(store, trained)
-    # a cell without recorded seconds comes after all that have them
-    return sorted(trained, key=lambda id: (not seconds[id], seconds[id], _work(specs[id]), id))[:sample]
+    compared = _compared(store)
+    trained = [id for id in trained if id in compared] or trained
+    at_chance_cells = at_chance(store, trained)  # any training gives the same numbers: they verify nothing
+    return [id for id in trained if id not in at_chance_cells] or trained
+
+
+def _compared(store: Store) -> set[str]:
+    """The cells of the methods that the suites of these results compare, as far as these are here."""
+    from fatbench.runner import progress
+    from fatbench.suite import files
+
+    compared: set[str] = set()
+    for name, preset in progress.by_suite(store):
+        try:
+            suite = None if files.is_path(name) else files.load(name)
+            cells = [] if suite is None else suite.plan(preset, refuse=False).cells
+        except FatbenchError:
+            continue
+        contrasts = [one for tests in suite.tests for one in tests.contrasts.values()] if suite is not None else []
+        sides = {(contrast.axis, label) for contrast in contrasts for label, _ in contrast.weights}
+        compared |= {cell.id for cell in cells if not sides.isdisjoint(cell.key.items())}
+    return compared
+
+
+Estimate = Callable[["Job"], float | None]  # of a cell: seconds; None: not known
+
+
+def estimate_here(cells: Sequence[Job]) -> Estimate:
+    """What this machine needs for each of these cells, from what has run here, else from a measurement."""
+    from fatbench.runner import calibrate
+    from fatbench.store import timing
+    from fatbench.store.opening import opened
+    from fatbench.suite import duration
+    from fatbench.suite.cells import Cell, Plan
+
+    def cell_of(one: Job) -> Cell:
+        return Cell(one.cell, {}, one.spec, tuple(one.evaluations))
+
+    def seconds(one: Job) -> float | None:
+        models = [(evaluation, float(len(one.checkpoints))) for evaluation in one.evaluations]
+        found = duration.estimate([cell_of(one)], speeds, lambda cell: (1.0, models))
+        return None if found.unknown else found.seconds
+
+    with opened(None) as own:
+        timed = [] if own is None else timing.timed_runs(own)
+    speeds = duration.speeds(timed)
+    if not_known := [cell_of(one) for one in cells if seconds(one) is None]:
+        plan = Plan("verify", "verify", "", not_known, ["last"])
+        with contextlib.suppress(FatbenchError):  # its data are not here: the run will say so
+            timed = [*timed, *calibrate.measure_speeds(plan, speeds, settings.data_folder(), MEASURED)]
+        speeds = duration.speeds(timed)
+    return seconds
+
+
+def choose(
+    store: Store, sample: int, seed: int, estimates: Callable[[Sequence[Job]], Estimate] = estimate_here
+) -> tuple[list[str], str]:
+    """(cells to run again, how they were chosen): drawn from `candidates`, as many as fit into SECONDS together.
+
+    What the file says of times plays no part: its author could make chosen cells look cheap.
+    """
+    pool = candidates(store)
+    drawn = random.Random(seed).sample(pool, min(len(pool), DRAWN * sample))
+    jobs = {id: job(store, id) for id in drawn}
+    seconds_here = estimates([*jobs.values()])
+    chosen: list[str] = []
+    total, shortest = 0.0, (float("inf"), "")
+    for id in drawn:
+        if len(chosen) == sample:
+            break
+        if (length := seconds_here(jobs[id])) is None:
+            continue
+        if total + length <= SECONDS:
+            chosen.append(id)
+            total += length
+        shortest = min(shortest, (length, id))
+    limit = f"at most {SECONDS / 60:.0f} min by this machine's estimate"
+    if chosen:
+        time = f"{total / 60:.1f} min here of {limit}"
+    elif shortest[1]:
+        chosen, time = [shortest[1]], f"none takes {limit}: the shortest, {shortest[0] / 60:.0f} min"
+    else:
+        chosen, time = drawn[:1], "nothing comparable has run here, so no time is known: a single one"
+    return chosen, f"{len(chosen)} of {len(pool)} cells, drawn by seed {seed}; {time}"
 
 
 def at_chance(store: Store, cells: Sequence[str]) -> set[str]:
@@ -261,14 +342,6 @@ def at_chance(store: Store, cells: Sequence[str]) -> set[str]:
         for doubt in stage_doubts
         if doubt.code in NOT_LEARNED
     }
-
-
-def _work(spec: Mapping[str, Any]) -> float:
-    """Image passes of a cell's training, to order cells by; infinite where they are not known."""
-    from fatbench.suite import cost
-
-    work = cost.training(spec)
-    return float("inf") if work is None else work.image_passes
 
 
 def job(store: Store, cell: str, trained_only: bool = False) -> Job:

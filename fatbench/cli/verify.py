@@ -28,9 +28,7 @@ def verify(
     file: Annotated[Path, Argument(metavar="FILE", help="A file written by `fatbench export`.", show_default=False)],
     where: Where = None,
     sample: Annotated[int, Option("--sample", metavar="N", min=1, help="Number of cells to run again.")] = 3,
-    sample_seed: Annotated[
-        int | None, Option("--sample-seed", metavar="N", help="Sample the cells with this seed; default: the cheapest.")
-    ] = None,
+    sample_seed: Annotated[int, Option("--sample-seed", metavar="N", help="Draw the cells with this seed.")] = 0,
     tolerance: Annotated[
         float | None,
         Option(
@@ -69,7 +67,9 @@ def verify(
             raise SpecError(f"{file}: {'; '.join(mixed[:3])}: a file whose names mean several things is not verified")
         filter_text = named_filter(where)
         cells = _matching(their_store, filter_text, file) if filter_text else None
-        cells = cells or verifying.choose(their_store, sample, sample_seed)
+        if cells is None:
+            cells, how = verifying.choose(their_store, sample, sample_seed)
+            print(f"fatbench: {how}", file=sys.stderr)
         if brought := [id for id, spec in their_store.cells(cells).items() if "evaluated" in spec]:
             raise SpecError(f"cell {brought[0]} is an external model: its training cannot be run again")
         cells_again = verifying.to_run_again(their_store, cells)
