@@ -71,6 +71,7 @@ Call = Callable[..., tuple[object, str, str]]
 @pytest.fixture
 def verify_(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Call:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("fatbench.api.verifying.estimate_here", lambda jobs: lambda job: 1.0)  # takes 10 s
 
     def call(file: Path) -> tuple[object, str, str]:
         monkeypatch.setattr(sys, "argv", ["fatbench", "verify", str(file), "--device", "cpu"])

@@ -299,7 +299,7 @@ def estimate_here(cells: Sequence[Job]) -> Estimate:
 
 
 def choose(
-    store: Store, sample: int, seed: int, estimates: Callable[[Sequence[Job]], Estimate] = estimate_here
+    store: Store, sample: int, seed: int, estimates: Callable[[Sequence[Job]], Estimate] | None = None
 ) -> tuple[list[str], str]:
     """(cells to run again, how they were chosen): drawn from `candidates`, as many as fit into SECONDS together.
 
@@ -308,7 +308,7 @@ def choose(
     pool = candidates(store)
     drawn = random.Random(seed).sample(pool, min(len(pool), DRAWN * sample))
     jobs = {id: job(store, id) for id in drawn}
-    seconds_here = estimates([*jobs.values()])
+    seconds_here = (estimates or estimate_here)([*jobs.values()])
     chosen: list[str] = []
     total, shortest = 0.0, (float("inf"), "")
     for id in drawn:

@@ -335,6 +335,8 @@ def cell(
     earlier_count: how many numbers of earlier rounds are not among `numbers`.
     """
     from fatbench.report.numbers.cell_facts import settings as settings_of
+    from fatbench.report.sentences import way_back
+    from fatbench.store.replicates import SIGN
     from fatbench.store.stage_names import parsed
     from fatbench.suite.standard_attacks import attack_name, strength
 
@@ -379,6 +381,8 @@ def cell(
             f"{_slurm(run)} {run['device']},"
             f" {run['precision']}, {_path(run)}commit {str(run['commit'])[:12]}{' (modified)' if run['dirty'] else ''}"
         )
+    if "evaluated" not in spec and any((stage, row.status) == ("train", "done") for (_, stage), row in stages.items()):
+        console.print(f"computes it again: {way_back(id.partition(SIGN)[0])}", soft_wrap=True)
 
 
 def _slurm(run: Mapping[str, Any]) -> str:

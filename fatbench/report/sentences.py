@@ -63,6 +63,11 @@ def too_few(seeds: int) -> list[str]:
     return [f"{seeds_count(seeds)}: a claim about methods needs at least {minimum}"] * (seeds < minimum)
 
 
+def way_back(cell: str) -> str:
+    """The command that computes a cell's numbers again, from what is stored of it alone, and compares."""
+    return f"fatbench export {cell} -o {cell}.jsonl && fatbench verify {cell}.jsonl"
+
+
 # --- one difference ----------------------------------------------------------------------------------------------
 
 

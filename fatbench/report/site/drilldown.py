@@ -11,6 +11,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fatbench.report import sentences
 from fatbench.report.numbers import cell_facts
 from fatbench.report.numbers.cell_rows import OVERALL, numbers_of
 from fatbench.report.numbers.sources import Source
@@ -194,6 +195,7 @@ def _fill_batch(
             point.commands.append(
                 f"fatbench show {stored_cells[0]} --outcomes --metric {point.evaluations[-1]['metric']}"
             )
+            point.commands.append(sentences.way_back(stored_cells[0]))
 
 
 # --- in words ----------------------------------------------------------------------------------------------------
