@@ -276,7 +276,6 @@ def test_images_that_would_make_the_page_too_large_are_left_out_and_named() -> N
             [], 3,
             "fatbench: results/fatbench.db does not exist: nothing has been run here, or --db is missing\n",
         ),
-        (["--images", "nowhere"], 2, "fatbench: --images nowhere: no such folder\n"),
     ],
 )  # fmt: skip
 def test_a_mistake_is_one_line_and_nothing_is_written(

@@ -56,7 +56,7 @@ def test_the_command_says_what_the_lengths_of_the_cells_say(tmp_path: Path, monk
     assert said["schedule"]["idle"] == pytest.approx(0.0)
     many = json.loads(fuzzing.program(*plan, "--jobs", "1000", "--format", "json")[1])["schedule"]
     assert many["seconds"] == many["longest"] < said["schedule"]["seconds"] and many["idle"] > 0.99
-    assert "on 1000 GPUs as fast as this machine's worker: " in fuzzing.program(*plan, "--jobs", "1000")[1]
+    assert "on 1000 workers as fast as this machine's worker: " in fuzzing.program(*plan, "--jobs", "1000")[1]
     unknown = fuzzing.program("plan", "suite", "fuzzed.yaml", "--db", "no.db", "--jobs", "2")[1]
     assert "schedule: unknown" in unknown
     assert "schedule" not in json.loads(fuzzing.program(*plan, "--format", "json")[1])

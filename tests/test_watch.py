@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from fatbench import settings
 from fatbench.cli import watch as watching
 from fatbench.cli.watch import Watch
 from fatbench.runner.jobs import Event, Summary
@@ -182,7 +183,8 @@ def test_looking_at_runs_elsewhere_ends_when_nothing_is_left(
 
     monkeypatch.setattr(time, "sleep", elsewhere)
     Store.open(db, create=True).close()
-    watching.watch_plan("two", lambda store: plan, db, 5.0)
+    with settings.options({"db": db}):
+        watching.watch_plan("two", lambda store: plan, 5.0)
     lines = [line[9:] for line in capsys.readouterr().out.splitlines()]
     head = "suite two, preset paper: "
     assert lines == [
@@ -199,11 +201,13 @@ def test_looking_ends_where_nothing_runs(
     monkeypatch.setattr(time, "sleep", waited.append)
     db = str(tmp_path / "a.db")
     Store.open(db, create=True).close()
-    watching.watch_plan("two", lambda store: plan, db, 5.0)
+    with settings.options({"db": db}):
+        watching.watch_plan("two", lambda store: plan, 5.0)
     assert waited == [5.0, 5.0]
     assert capsys.readouterr().err == "nothing runs; 2 cells to do: fatbench run two --preset paper\n"
-    with pytest.raises(NoDatabase, match=r"none\.db does not exist"):
-        watching.watch_plan("two", lambda store: plan, str(tmp_path / "none.db"), 5.0)
+    absent = {"db": str(tmp_path / "none.db")}
+    with settings.options(absent), pytest.raises(NoDatabase, match=r"none\.db does not exist"):
+        watching.watch_plan("two", lambda store: plan, 5.0)
 
 
 def test_one_error_of_two_cells_is_said_once(plan: Plan, capsys: pytest.CaptureFixture[str]) -> None:
