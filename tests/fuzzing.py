@@ -306,7 +306,7 @@ def import_(rng: random.Random, folder: Path) -> None:
         ended, said = program(*command, "--db", str(db))
         if (
             ended in (2, 4, 5)
-            and command[0] in ("status", "plan", "report", "export", "db")
+            and command[0] in ("status", "plan", "report", "export", "check")
             and command[-1] != "evaluate"
         ):
             raise Failed(f"after an accepted import fatbench {' '.join(command)} says {said}")

@@ -1,4 +1,4 @@
-"""A round of local training on a path, for the tests of `--path`: small networks, clients of unequal size."""
+"""A round of local training on a path, for the tests of `run.path`: small networks, clients of unequal size."""
 
 from __future__ import annotations
 

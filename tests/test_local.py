@@ -326,7 +326,7 @@ def test_a_microbatch_holds_less():
 
 
 def test_batch_normalisation_refuses_a_microbatch():
-    with pytest.raises(ValueError, match="--microbatch: this model has batch normalisation"):
+    with pytest.raises(ValueError, match=r"run\.microbatch: this model has batch normalisation"):
         microbatch.bound(problem("resnet18", "reference").model, 4)
 
 

@@ -529,7 +529,7 @@ def test_time_limits_as_people_write_them(text, seconds) -> None:
 
 @pytest.mark.parametrize("text", ["", "h", "-1h", "0", "2 weeks", "nan", "1e99"])
 def test_time_limits_that_are_none(text) -> None:
-    with pytest.raises(SpecError, match="--time-limit: expected a time such as 90s, 45m or 2h, got"):
+    with pytest.raises(SpecError, match=r"run\.time_limit: expected a time such as 90s, 45m or 2h, got"):
         time_limit(text)
 
 

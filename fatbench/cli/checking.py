@@ -87,7 +87,7 @@ def _kind(file: str) -> str:
         return "results"
     if file.endswith(DATABASES) or ("://" in file and not file.startswith("hf:")):
         return "database"
-    return "results" if is_export(file) else "suite"
+    return "results" if "\0" not in file and is_export(file) else "suite"
 
 
 def _suites(names: list[str], format: str, result: dict[str, Any]) -> int:

@@ -130,7 +130,7 @@ JOINED_BY = {"-k": " ", "--filter": " ", "--seeds": ",", "--attack": ",", "--met
 
 def option_of(extra_words: list[str]) -> str:
     """ " (did you mean --seeds '0,1'?)" if the words follow the value of an option that takes several."""
-    position = sys.argv.index(extra_words[0]) if extra_words[0] in sys.argv else 0
+    position = sys.argv.index(extra_words[0]) if extra_words and extra_words[0] in sys.argv else 0
     option, value = ["", "", *sys.argv][position : position + 2]
     if (joined_by := JOINED_BY.get(option)) is None:
         return ""
