@@ -374,8 +374,8 @@ class Pages:
         """
         numbers = self._numbers(name, metric, where)
         groups = [100 * group for _, group in numbers[numbers["stage"] != "train"].groupby(axis)["value"]]
-        estimate, interval = statistics.share_between([[*group] for group in groups])
-        within = sum(group.var() for group in groups) / len(groups)
+        estimate, interval = statistics.share_between([group.tolist() for group in groups])
+        within = float(sum(group.var() for group in groups)) / len(groups)
         mean, low, high = (shown(100 * part, 0) for part in (estimate, *interval))
         between = within * estimate / (1 - estimate)
         return {"share": f"{mean} % ({low} to {high})", "within": shown(within**0.5), "between": shown(between**0.5)}
