@@ -72,7 +72,6 @@ if TYPE_CHECKING:
     from fatbench.api import load_model as load_model
     from fatbench.api import make_suite as make_suite
     from fatbench.api import names as names
-    from fatbench.api import outcomes as outcomes
     from fatbench.api import partition as partition
     from fatbench.api import plan as plan
     from fatbench.api import plot as plot
@@ -82,6 +81,7 @@ if TYPE_CHECKING:
     from fatbench.api import suites as suites
     from fatbench.api import table as table
     from fatbench.api import tests as tests
+    from fatbench.api.reading import outcomes as outcomes
     from fatbench.data.own import dataset as dataset
     from fatbench.engine.rounds import Mixing as Mixing
     from fatbench.errors import DatabaseError as DatabaseError

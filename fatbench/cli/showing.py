@@ -219,7 +219,7 @@ def _show_log(cell: str, format: str) -> None:
 
 def _show_outcomes(cell: str, metrics: list[str], format: str, output: Path | None) -> None:
     """Which test images a cell classifies right, a line each."""
-    from fatbench.api.outcomes import outcome_rows
+    from fatbench.api.outcome_rows import outcome_rows
     from fatbench.report.tables.number_format import uncomputed
 
     with opened(None) as store:
