@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from fatbench import whole_file
 from fatbench.cli.common import known_format, print_json
 from fatbench.cli.options import Argument, Option, formats
 from fatbench.errors import SpecError
@@ -35,7 +37,7 @@ def audit(
     known_format(format, FORMATS)
     from fatbench.report import audit as auditing
 
-    if missing := next((file for file in files or () if not file.is_file()), None):
+    if missing := next((file for file in files or () if not os.path.isfile(whole_file.regular(file))), None):
         raise SpecError(f"{missing}: no such file")
     if files:
         from fatbench.api import results

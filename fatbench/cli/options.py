@@ -28,11 +28,14 @@ def one_name(words: list[str] | None) -> list[str]:
 
 
 def output_folder(output: Path | None) -> Path | None:
-    """What `-o` names where a command writes several files. SpecError: it is stdout, a device or a file."""
-    if output is not None and (
-        str(output) == "-" or hub.address(output) is not None or (output.exists() and not output.is_dir())
-    ):
-        raise SpecError(f"-o {output}: expected a folder, for several files are written")
+    """What `-o` names where a command writes several files. SpecError: it is stdout, a device or a file, or no name."""
+    if output is not None:
+        try:
+            is_other = output.exists() and not output.is_dir()
+        except OSError as error:  # a name that is too long
+            raise SpecError(f"-o {str(output)[:60]}: {error.strerror}") from None
+        if is_other or str(output) == "-" or hub.address(output) is not None:
+            raise SpecError(f"-o {output}: expected a folder, for several files are written")
     return output
 
 
