@@ -198,7 +198,7 @@ def test_show_marks_the_number(transformers: Path) -> None:
     assert not any(row["doubts"] for row in found["numbers"] if row["stage"] == "train")
 
 
-# --- suite check --learn --------------------------------------------------------------------------------------------
+# --- check --learn -------------------------------------------------------------------------------------------------
 
 SMALL = """\
 name: small
@@ -240,7 +240,7 @@ def test_looking_often_does_not_make_a_cell_learn() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["sfat-cifar10", "--preset", "quick"], "--preset: only with --learn"),
+        (["sfat-cifar10", "--preset", "quick"], "--preset and --device: only with --learn"),
         (["--learn", "sfat-cifar10", "sfat-svhn"], "--learn takes one suite, got 2"),
         (["--learn", "sfat-cifar10", "--preset", "quik"], "did you mean 'quick'?"),
     ],

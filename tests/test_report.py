@@ -1671,7 +1671,9 @@ def test_a_table_says_which_of_its_cells_failed(tiny: Suite, tmp_path: Path) -> 
                 else:
                     store.fail(run, "out of memory")
         grid = report.build_tables(tiny, plan, store)[0]
-    assert [text for what, text in grid.notes if what == "failed"] == [f"1 cell: {broken.id} (see fatbench logs)"]
+    assert [text for what, text in grid.notes if what == "failed"] == [
+        f"1 cell: {broken.id} (see fatbench show CELL --log)"
+    ]
 
 
 @pytest.mark.parametrize(
