@@ -50,8 +50,10 @@ def check(
         print(file_schema.text(), end="")
         return
     if learn:
-        if len(files or ()) != 1 or format == "json":
-            raise SpecError(f"--learn takes one suite, and prints text; got {len(files or ())}")
+        if format == "json":
+            raise SpecError("--learn prints text, not json")
+        if len(files or ()) != 1:
+            raise SpecError(f"--learn takes one suite, got {len(files or ())}")
         _learn((files or [""])[0], preset, device)
         return
     if preset or device:
