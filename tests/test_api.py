@@ -310,6 +310,21 @@ def test_what_is_no_number_is_named() -> None:
         (lambda: fatbench.partition([0, 1], "iid", clients=2, writers=[1]), "writers: expected one for each of 2"),
         (lambda: fatbench.aggregate("samples", [torch.ones(1)], round=-1), "round: expected a whole number of 0"),
         (lambda: fatbench.aggregate("samples", [torch.ones(1)], rounds=0), "rounds: expected a whole number of 1"),
+        (lambda: fatbench.aggregate("krum", torch.ones(9, 2), byzantine=4), "krum: byzantine=4 needs 11 clients in a"),
+        (lambda: fatbench.aggregate("krum", torch.ones(9, 2), byzantine=numpy.float32(0.5)), "byzantine: should be a"),
+        (lambda: fatbench.aggregate("sfat", torch.ones(4, 2), alpha=0.1, top=3, losses=[1] * 4), "sfat: top=3 of 4"),
+        (lambda: fatbench.aggregate("adfl", torch.ones(4, 2)), "this aggregator needs images, whose shape only a"),
+        (lambda: fatbench.aggregate("adfl", [nn.Linear(2, 2)] * 3, model=nn.Linear(2, 2)), "needs images, whose"),  # type: ignore[type-var]
+        (lambda: fatbench.aggregate("afl", torch.ones(4, 2), memory=[]), r"memory: expected a dictionary, .* got \[\]"),  # type: ignore[arg-type]
+        (lambda: fatbench.aggregate(len, torch.ones(4, 2)), "name: expected a name, got a builtin"),  # type: ignore[arg-type]
+        (lambda: fatbench.names(len), "got a builtin_function_or_method"),  # type: ignore[arg-type]
+        (lambda: fatbench.partition([0, 1], "iid", clients=3), "partition: iid: 3 clients, but only 2 examples"),
+        (lambda: fatbench.partition([0, 1], "by_writer", clients=2), "partition: by_writer: this data set does not"),
+        (lambda: fatbench.make_suite("fat-baselines", base={"train": object()}), "train: expected what a suite file"),
+        (
+            lambda: fatbench.plan("sfat-cifar10", preset="smoke", override={"train": {1}}),
+            "train: expected what a suite",
+        ),
         (lambda: fatbench.plan("sfat-cifar10", preset="smoke", seeds=1.5), "seeds: expected whole numbers .* got 1.5"),
         (lambda: fatbench.plan("sfat-cifar10", preset="smoke", override=3), "override: expected settings"),
         (lambda: RunOptions(jobs=0), "jobs: expected a whole number of 1 or more, got 0"),
@@ -870,6 +885,29 @@ def test_a_seed_is_one_whole_number(seed: Any) -> None:
     kinds = (3, numpy.int64(3), torch.tensor(3))
     parts = [fatbench.partition([0, 1] * 9, "iid", clients=2, seed=kind)[0].tolist() for kind in kinds]  # type: ignore[arg-type]
     assert parts[0] == parts[1] == parts[2]
+
+
+def test_numbers_of_numpy_and_torch_are_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    uploads = torch.rand(7, 3)
+    expected = fatbench.aggregate("krum", uploads, byzantine=2)
+    for two in (numpy.int64(2), torch.tensor(2), numpy.array(2)):
+        assert torch.equal(fatbench.aggregate("krum", uploads, byzantine=two), expected)
+    net, x, y = nn.Sequential(nn.Flatten(), nn.Linear(16, 3)), torch.rand(4, 1, 4, 4), torch.tensor([0, 1, 2, 0])
+    moved = fatbench.attacks.pgd(
+        net, x, y, eps=numpy.float32(0.1), step=torch.tensor(0.1), steps=numpy.int64(1), seed=1
+    )  # type: ignore[arg-type]
+    assert torch.equal(moved, fatbench.attacks.pgd(net, x, y, eps=float(numpy.float32(0.1)), step=0.1, steps=1, seed=1))
+    plain = fatbench.make_suite("sfat-cifar10", base={"train": 60}, seeds=[1, 2])
+    assert fatbench.make_suite("sfat-cifar10", base={"train": numpy.int64(60)}, seeds=numpy.arange(1, 3)) == plain
+    changed = {"train": numpy.int64(60), "algorithm.local.lr": numpy.float64(0.5)}
+    seeds, where = numpy.arange(1), {"method": numpy.array(["FAT", "SFAT"])}
+    found = fatbench.plan("sfat-cifar10", preset="smoke", override=changed, seeds=seeds, where=where)
+    asked = fatbench.plan(
+        "sfat-cifar10", preset="smoke", override={"train": 60, "algorithm.local.lr": 0.5}, seeds=[0],
+        where="method in [FAT, SFAT]",
+    )  # fmt: skip
+    assert found["cell"].tolist() == asked["cell"].tolist() != []
 
 
 def test_a_suite_can_change_every_section_of_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -120,7 +120,8 @@ def filter_text(where: Where) -> str | None:
         raise SpecError(f"where: expected a filter such as 'method=FAT', or a mapping, got {shown(where)}")
     conditions = []
     for name, value in where.items():
-        several = value if isinstance(value, list | tuple | set) else [value]
+        value = value.tolist() if hasattr(value, "tolist") else value  # of numpy
+        several = value if isinstance(value, list | tuple | set | range) else [value]
         conditions.append(" or ".join(f"{name}={_quoted(str(choice))}" for choice in several))
     return " and ".join(f"({condition})" for condition in conditions) or None
 
@@ -134,10 +135,18 @@ def settings(override: Overrides) -> list[str]:
     if isinstance(override, str):
         return [override]
     if isinstance(override, Mapping):
-        return [f"{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in override.items()]
+        return [f"{key}={value if isinstance(value, str) else _json(key, value)}" for key, value in override.items()]
     if not isinstance(override, Iterable):
         raise SpecError(f"--set: expected settings such as {{'algorithm.local.lr': 0.02}}, got {shown(override)}")
     return list(override)
+
+
+def _json(key: str, value: Any) -> str:
+    """A setting as JSON, numbers of numpy and torch included. SpecError: no suite file can hold it."""
+    try:
+        return json.dumps(value, default=lambda number: number.tolist())
+    except (AttributeError, TypeError, ValueError):
+        raise SpecError(f"--set: {key}: expected what a suite file can hold, got {shown(value)}") from None
 
 
 def names(value: str | Sequence[str] | None) -> list[str]:

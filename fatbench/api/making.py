@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeVar
 
 from fatbench import whole_file
 from fatbench.api.asking import Plugins, plugged, suite_of
-from fatbench.errors import SpecError, did_you_mean
+from fatbench.errors import SpecError, did_you_mean, shown
 from fatbench.suite import files, registered, signatures
 from fatbench.suite.files import Suite
 
@@ -159,4 +159,8 @@ def _json_value(value: Any, key: str) -> Any:
         if kind not in signatures.TABLES:
             raise SpecError(f"{key}: a function cannot stand here: put it under a kind such as 'aggregator'")
         return registered.register(value, kind)
+    if hasattr(value, "tolist"):  # an array, or a number of numpy or torch
+        return value.tolist()
+    if not isinstance(value, str | int | float | None):
+        raise SpecError(f"{key}: expected what a suite file can hold, got {shown(value)}")
     return value

@@ -60,7 +60,7 @@ def partition(
 
     labels (N,): the class of each image, whole numbers. how: any partition of a suite file, "iid", ..., see `names`;
     settings as there, alpha=0.5. writers (N,): whose image each is, for partitions by writer. seed: of the draws.
-    SpecError: no such partition or setting; ValueError: the images cannot be dealt so.
+    SpecError: no such partition or setting, or the images cannot be dealt so.
 
     >>> import fatbench
     >>> [len(part) for part in fatbench.partition([0, 1] * 50, "iid", clients=4)]
@@ -83,8 +83,11 @@ def partition(
     writer_array = None if writers is None else numpy.asarray(writers)
     if writer_array is not None and writer_array.shape != label_array.shape:
         raise SpecError(f"writers: expected one for each of {len(label_array)} labels, got {writer_array.shape}")
-    shards = deal(label_array.astype(numpy.int64), numpy_generator(whole("seed", seed), "partition"), writer_array)
-    return dealt(shards, len(label_array))
+    draws = numpy_generator(whole("seed", seed), "partition")
+    try:
+        return dealt(deal(label_array.astype(numpy.int64), draws, writer_array), len(label_array))
+    except ValueError as error:
+        raise SpecError(f"partition: {error}") from error
 
 
 def aggregate(
@@ -111,8 +114,8 @@ def aggregate(
     malicious clients their median. These leave uploads out that are not finite. round, rounds: this round's number,
     from 0, and how many there are; some aggregators are plain FedAvg in round 0. memory: for aggregators that remember,
     the same dictionary in every round, which they change. model: the network of the state dicts, which tells parameters
-    from buffers; default: by names. SpecError: no such aggregator or setting, or uploads that do not fit each other;
-    ValueError: the aggregator needs an argument that is missing.
+    from buffers; default: by names. SpecError: no such aggregator or setting, uploads that do not fit each other, too
+    few of them, or an argument that is missing.
 
     >>> import torch, fatbench
     >>> fatbench.aggregate("trimmed_mean", [torch.tensor([value]) for value in (1.0, 2.0, 3.0, 90.0)], byzantine=1)
@@ -124,8 +127,11 @@ def aggregate(
     with plugged(plugins):
         spec = calls.check("Aggregator", {"name": how, **settings}, "aggregate")
         aggregator = calls.build("Aggregator", spec)
-    next_model: Upload = own_uploads.aggregate(
-        aggregator, uploads, sizes=sizes, losses=losses, broadcast=broadcast, round=round, rounds=rounds,
-        memory=memory, model=model,
-    )  # fmt: skip
+    try:
+        next_model: Upload = own_uploads.aggregate(
+            aggregator, uploads, sizes=sizes, losses=losses, broadcast=broadcast, round=round, rounds=rounds,
+            memory=memory, model=model,
+        )  # fmt: skip
+    except ValueError as error:
+        raise SpecError(f"aggregate: {error}") from error
     return next_model

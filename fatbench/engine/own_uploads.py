@@ -14,7 +14,7 @@ from fatbench.engine.malicious import finite, tolerates_one
 from fatbench.engine.mixing import aggregate as mixing_of
 from fatbench.engine.mixing import middle, mix
 from fatbench.engine.rounds import Context, Mixing, Problem, Stats, Tensors, Update
-from fatbench.errors import SpecError
+from fatbench.errors import SpecError, shown
 
 VECTOR = "vector"  # the name of a plain vector, as the only tensor of a model
 OF_BATCH_NORM = "running_mean"  # a buffer that only batch normalisation has
@@ -42,6 +42,8 @@ def aggregate(
     states = [_state(upload, names) for upload in uploads]
     if not states:
         raise SpecError("uploads: expected at least one")
+    if memory is not None and not isinstance(memory, dict):
+        raise SpecError(f"memory: expected a dictionary, the same in every round, got {shown(memory)}")
     shapes = [{key: tuple(value.shape) for key, value in state.items()} for state in states]
     for client, shape in enumerate(shapes):
         if shape != shapes[0]:
@@ -51,7 +53,7 @@ def aggregate(
             )
     counts = [_size(client, n) for client, n in enumerate(_one_per_client("sizes", sizes, [1] * len(states)))]
     stats = (
-        [_MissingStats()] * len(states)
+        [_Missing("losses: this aggregator needs the clients' {}: pass losses, one for each client")] * len(states)
         if losses is None
         else [_stats(client, loss) for client, loss in enumerate(_one_per_client("losses", losses, counts))]
     )
@@ -65,9 +67,10 @@ def aggregate(
     ]
     no_labels = torch.zeros(1, dtype=torch.int64)
     shards = [no_labels.expand(n) for n in counts]
+    images: Any = _Missing("aggregate: this aggregator needs images, whose {} only a suite says")
     problem = Problem(
-        model=network, images=torch.zeros(0, 1, 1, 1, dtype=torch.uint8), labels=no_labels[:0], shards=shards,
-        classes=0, seed=0, device=next(iter(start_state.values())).device,
+        model=network, images=images, labels=no_labels[:0], shards=shards, classes=0, seed=0,
+        device=next(iter(start_state.values())).device,
     )  # fmt: skip
     context = Context(round, rounds, problem, start_state, {} if memory is None else memory, 1.0)
     mixing = mixing_of(aggregator, updates, context)
@@ -77,15 +80,16 @@ def aggregate(
     return _like(uploads[0], mix(updates, mixing, start_state, network))
 
 
-class _MissingStats:
-    """Stands for statistics that were not given; raises SpecError if the aggregator reads one."""
+class _Missing:
+    """Stands for what was not given; raises SpecError, with a part's name in `text`, if the aggregator reads one."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        raise SpecError(
-            f"losses: this aggregator needs the clients' {name.replace('_', ' ')}: pass losses, one for each client"
-        )
+        raise SpecError(self._text.format(name.replace("_", " ")))
 
 
 def _stats(client: int, loss: Any) -> Stats:

@@ -168,6 +168,8 @@ def _defaults(signature: Signature) -> dict[str, Any]:
 def _value(setting: Setting, value: Any, task: Perturbation | None = None, training: bool = False) -> Any:
     if setting.kind is not None:
         return None if setting.optional and value is None else check_keys(setting.kind, value, task, training)
+    if getattr(value, "shape", None) == ():  # a number of numpy or torch
+        value = value.item()
     try:
         validated = setting.adapter.validate_python(value)
     except ValidationError as error:

@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import Any
 
 from fatbench import settings, whole_file
-from fatbench.errors import SpecError, article, did_you_mean
+from fatbench.errors import SpecError, article, did_you_mean, shown
 from fatbench.suite import signatures, sources
 
 Key = tuple[str, str]  # (kind, name)
@@ -51,7 +51,9 @@ def kind_of(kind: str) -> str:
     kind_by_name = {kind_name.lower(): kind_name for kind_name in signatures.TABLES if kind_name != "Experiment"}
     lower = str(kind).lower()
     if lower not in kind_by_name:
-        raise SpecError(f"kind: expected {', '.join(kind_by_name)}, got {kind!r}{did_you_mean(lower, kind_by_name)}")
+        raise SpecError(
+            f"kind: expected {', '.join(kind_by_name)}, got {shown(kind)}{did_you_mean(lower, kind_by_name)}"
+        )
     return kind_by_name[lower]
 
 
