@@ -1,4 +1,4 @@
-"""Read and write text files that may be compressed with gzip (`.gz`) or xz (`.xz`), and find files of results."""
+"""Read and write text files that may be compressed with gzip (`.gz`) or xz (`.xz`), find results, name other files."""
 
 from __future__ import annotations
 
@@ -7,12 +7,28 @@ import io
 import lzma
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, BinaryIO, TextIO
 
 DAMAGED = (EOFError, zlib.error, lzma.LZMAError)  # reading a damaged file raises these, or OSError
 MAGIC = {b"\x1f\x8b": gzip.GzipFile, b"\xfd7zXZ": lzma.LZMAFile}
+
+
+OTHERS = {  # beginning of a file, in small letters -> what it is, where data or weights were meant
+    (b"<!doctype html", b"<html", b"\xef\xbb\xbf<!doctype html"): "an HTML page",
+    (b"<?xml", b"\xef\xbb\xbf<?xml"): "an XML document",
+    (b"version https://git-lfs",): "a pointer of Git LFS ('git lfs pull' fetches the file)",
+    (b"pk\x03\x04",): "a zip file",
+}
+
+
+def kind_of(file: Path) -> str:
+    """What a file is by its first bytes, in words; empty for anything else, as for what cannot be read."""
+    head = b""
+    with suppress(OSError), file.open("rb") as stream:  # a member of an archive is no file
+        head = stream.read(512).lstrip().lower()
+    return next((kind for starts, kind in OTHERS.items() if head.startswith(starts)), "")
 
 
 def read(file: Path) -> IO[bytes]:

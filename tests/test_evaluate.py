@@ -443,7 +443,7 @@ def test_outputs_that_are_what_is_declared_give_the_numbers_of_logits(
         (
             "junk.pt --model my_model.py:make --dataset digits",
             5,
-            "cannot read junk.pt: not a file that torch.save wrote",
+            "cannot read junk.pt: not a file that torch.save or safetensors wrote",
         ),
         (
             "pickled.pt --model my_model.py:make --dataset digits",

@@ -74,6 +74,8 @@ RGB = np.repeat(X[:, None], 3, axis=1)
     ("image", "expected"),
     [
         (grey, X[:, None]), (lambda row: grey(row).convert("LA"), X[:, None]), (palette, X[:, None]),
+        (lambda row: grey(row).convert("LA").convert("La"), X[:, None]),
+        (lambda row: grey(row).convert("RGBA").convert("RGBa"), RGB),
         (floats, X[:, None]), (half_seen, X[:, None]),
         (lambda row: palette(row, 1, 2, 4), np.stack([X, X // 2, X // 4], 1)),
         (lambda row: Image.fromarray(X[row].astype(np.uint16) * 257), X[:, None]),

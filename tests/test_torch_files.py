@@ -9,9 +9,12 @@ import datetime
 import decimal
 import enum
 import functools
+import gzip
+import lzma
 import os
 import pickle
 import random
+import re
 import struct
 import zipfile
 from collections.abc import Callable
@@ -22,6 +25,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from fatbench.errors import MachineError, SpecError
@@ -391,6 +395,33 @@ def test_a_compressed_file_is_not_unpacked(tmp_path: Path) -> None:
         archive.writestr("net/data/0", b"\0" * 10_000_000)
     with pytest.raises(MachineError, match=r"it is compressed, which torch\.save never does"):
         pretrained.read_state("evaluate", file)
+
+
+def test_a_file_of_another_kind_is_called_so(tmp_path: Path) -> None:
+    """Whatever its name says; a state is read whatever its name says, too."""
+    state = net().state_dict()
+    torch.save(state, whole := tmp_path / "whole")
+    np.savez(arrays := tmp_path / "arrays.npz", w=np.ones(2))
+    save_file(state, tensors := tmp_path / "tensors.safetensors")
+    for content, said in (
+        (b"version https://git-lfs.github.com/spec/v1\noid 1", "it is a pointer of Git LFS"),
+        (b"<!DOCTYPE html><p>", "it is an HTML page"), (b"a text", "damaged: "), (b"", "EOFError"),
+        (b'{"a": 1}', "it is no pickle"), (gzip.compress(whole.read_bytes()), "it is compressed: unpack it first"),
+        (lzma.compress(whole.read_bytes()), "it is compressed: unpack it first"),
+        (arrays.read_bytes(), "it is a zip file of w.npy"), (whole.read_bytes()[:-99], "File is not a zip file"),
+        (tensors.read_bytes()[:99], "header"),
+    ):  # fmt: skip
+        for suffix in ("pt", "safetensors"):
+            (file := tmp_path / f"net.{suffix}").write_bytes(content)
+            with pytest.raises(
+                MachineError, match=r"not a file that torch\.save or safetensors wrote, or dam"
+            ) as error:
+                pretrained.read_state("evaluate", file)
+            assert said in str(error.value) and not re.search(r": \d+$|0x", str(error.value)), error.value
+    for source in (whole, tensors):
+        for suffix in ("pt", "bin", "safetensors"):
+            (file := tmp_path / f"net.{suffix}").write_bytes(source.read_bytes())
+            assert_equal(loaded(file)[0])
 
 
 @pytest.mark.parametrize("kind", ["zip", "old"])

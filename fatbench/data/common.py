@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fatbench import packed
 from fatbench.data import Dataset, catalogue
 from fatbench.errors import FatbenchError, MachineError, SpecError
 
@@ -32,12 +33,6 @@ Labels = NDArray[np.int64]
 
 NAMED = 5  # files that a message names
 FULL = 100  # entries of a folder that is not listed
-OTHERS = {  # beginning of a file, in small letters -> what it is, where data were meant
-    (b"<!doctype html", b"<html", b"\xef\xbb\xbf<!doctype html"): "an HTML page",
-    (b"<?xml", b"\xef\xbb\xbf<?xml"): "an XML document",
-    (b"version https://git-lfs",): "a pointer of Git LFS ('git lfs pull' fetches the file)",
-    (b"pk\x03\x04",): "a zip file",
-}
 
 
 class Missing(MachineError):
@@ -141,12 +136,9 @@ def parsing(file: Path, format_name: str) -> Iterator[None]:
 
 def damage(file: Path, format_name: str, error: Exception) -> DamagedData:
     """The error for a file that its parser refuses, with what lies there in its place."""
-    head = b""
-    with suppress(OSError), file.open("rb") as handle:  # a member of an archive is no file
-        head = handle.read(512).lstrip().lower()
-    for starts, kind in OTHERS.items():
-        if head.startswith(starts) and kind != format_name:
-            return DamagedData(f"{file} is {kind}, not {format_name}")
+    kind = packed.kind_of(file)
+    if kind and kind != format_name:
+        return DamagedData(f"{file} is {kind}, not {format_name}")
     return DamagedData(f"{file} is truncated or damaged, not {format_name} ({reason(error)})")
 
 
@@ -408,6 +400,8 @@ def eight_bits(image: Image.Image, mode: str) -> Image.Image:
 
     if image.mode == "P" and isinstance(image.info.get("transparency"), bytes):
         image = image.convert("RGBA")  # Pillow warns of another way
+    if image.mode in ("La", "RGBa"):  # colours times their opacity
+        image = image.convert(image.mode.upper())
     # Pillow's convert() clips 16 bits at 255. A PGM, and in older versions a PNG, has its 16 bits in mode I.
     if image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM")):
         image = Image.fromarray(((np.asarray(image).astype(np.uint32) + 128) // 257).astype(np.uint8))
@@ -443,16 +437,16 @@ def unpack(name: str, root: Path, target_of: Callable[[tuple[str, ...]], tuple[s
     folder = root / catalogue.dataset_facts(name).folder
     published = catalogue.archive(name)
     assert published is not None
-    packed = root / published.path
+    archive = root / published.path
     if folder.is_dir():
         return folder
-    if not packed.is_file():
-        raise missing_error(name, root, folder, packed)
+    if not archive.is_file():
+        raise missing_error(name, root, folder, archive)
     count = 0
     try:
         with (
             tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=root) as temporary,
-            tarfile.open(packed, "r|*") as tar,
+            tarfile.open(archive, "r|*") as tar,
         ):
             staging = Path(temporary, folder.name)  # with the umask's permissions: other users may share the root
             for member in tar:
@@ -466,16 +460,16 @@ def unpack(name: str, root: Path, target_of: Callable[[tuple[str, ...]], tuple[s
                     shutil.copyfileobj(source, handle)
                 count += 1
             if not count:
-                raise DamagedData(f"{packed} has none of the files of {catalogue.dataset_facts(name).title}")
+                raise DamagedData(f"{archive} has none of the files of {catalogue.dataset_facts(name).title}")
             try:
                 os.rename(staging, folder)
             except OSError:
                 if not folder.is_dir():  # else another worker was first
                     raise
     except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise damage(packed, "a tar archive", error) from None
+        raise damage(archive, "a tar archive", error) from None
     except OSError as error:
-        raise MachineError(f"cannot unpack {packed} into {root}: {error.strerror or error}") from None
+        raise MachineError(f"cannot unpack {archive} into {root}: {error.strerror or error}") from None
     return folder
 
 

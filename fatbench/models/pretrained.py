@@ -21,6 +21,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from fatbench import packed
 from fatbench.errors import FatbenchError, MachineError, SpecError, did_you_mean
 from fatbench.models import torch_files
 from fatbench.models.torch_files import Unbuilt
@@ -257,12 +258,17 @@ def read_state(
     if not path.is_file():
         raise MachineError(f"{name}: weights: no file {path}")
     try:
-        content = _safetensors(path) if path.suffix == ".safetensors" else torch_files.read(path)
+        with path.open("rb") as stream:  # safetensors begin with the length of a JSON text, whatever their name is
+            is_safetensors = stream.read(9)[8:] == b"{"
+        content = _safetensors(path) if is_safetensors else torch_files.read(path)
     except FatbenchError:
         raise
     except Exception as error:  # of a damaged file, or one of another kind
-        kind = "" if path.suffix == ".safetensors" else "not a file that torch.save wrote, or damaged: "
-        raise MachineError(f"{name}: weights: cannot read {path}: {kind}{first_line(error)}") from error
+        kind = packed.kind_of(path)
+        what = first_line(error) if kind in ("", "a zip file") else f"it is {kind}"
+        raise MachineError(
+            f"{name}: weights: cannot read {path}: not a file that torch.save or safetensors wrote, or damaged: {what}"
+        ) from error
     # arrays beside a state of tensors are curves, as a rule
     states = dict(_states(content, _is_tensor)) or dict(_states(content, lambda value: isinstance(value, np.ndarray)))
     if not states and _has_unbuilt(content):

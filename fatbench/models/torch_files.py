@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fatbench import packed
 from fatbench.errors import SpecError
 
 ADVICE = "torch.save(model.state_dict(), FILE)"
@@ -130,7 +131,10 @@ def read(path: Path) -> Any:
     Optimisers, and lists and mappings deeper than DEPTH, are None. Raises SpecError for a TorchScript
     program, and any other Exception for a file that is damaged or of another kind.
     """
-    file = _File(path.read_bytes(), path)
+    data = path.read_bytes()
+    if data.startswith((*packed.MAGIC,)):
+        raise ValueError("it is compressed: unpack it first")
+    file = _File(data, path)
     return file.plain(file.content, DEPTH)
 
 
@@ -156,11 +160,16 @@ class _File:
             raise ValueError("it is compressed, which torch.save never does")
         if "byteorder" in self.members and self.archive.read(self.members["byteorder"]) != b"little":
             raise ValueError("its numbers are big-endian")
+        if "data.pkl" not in self.members:
+            raise ValueError(f"it is a zip file of {', '.join(self.archive.namelist()[:3]) or 'nothing'}")
         self.content = _Unpickler(io.BytesIO(self.archive.read(self.members["data.pkl"]))).load()
 
     def _open_stream(self, stream: io.BytesIO) -> None:
         """A pickle; torch's files were five of them before version 1.6, and then the storages."""
-        self.content = _Unpickler(stream).load()
+        try:
+            self.content = _Unpickler(stream).load()
+        except KeyError:  # no such instruction, of which the message would be the number
+            raise ValueError("it is no pickle") from None
         if type(self.content) is not int or self.content != MAGIC:
             return
         _Unpickler(stream).load()  # the version
