@@ -10,7 +10,7 @@ from typing import Any
 
 import pandas
 import pytest
-from sqlalchemy import delete, text, update
+from sqlalchemy import delete, insert, text, update
 from typer.testing import CliRunner
 
 from fatbench.cli.app import app
@@ -153,6 +153,10 @@ def test_stored_doubts_that_do_not_follow_from_the_numbers_are_named_and_mended(
         assert outdated["a", EVALUATIONS["pgd20"].stage(2, "bf16")] == (["bf16"], ["bf16", "diverged"])
         assert outdated["b", EVALUATIONS["natural"].stage(2, "bf16")] == (["diverged"], ["bf16"]) and len(outdated) == 6
         sql_tables.judge(store, ["a", "b"])
+        assert sql_tables.outdated(store) == {}
+        changed = {"cell": "a", "stage": "train", "code": "changed", "against": "another x.py", "value": None}
+        with store.database.writing() as connection:  # as a run stores, which had the plug-in at hand
+            connection.execute(insert(DOUBTS).values(changed))
         assert sql_tables.outdated(store) == {}
 
 

@@ -55,16 +55,19 @@ def _rows(store: Store, ids: Sequence[str]) -> dict[str, list[Row]]:
 
 
 def outdated(store: Store) -> dict[tuple[str, str], tuple[list[str], list[str]]]:
-    """(cell, stage) -> (codes of its stored doubts, codes of its recomputed doubts), where the two differ."""
+    """(cell, stage) -> (codes of its stored doubts, codes of its recomputed doubts), where the two differ.
+
+    What has changed follows from files and plug-ins, which may not be at hand, and not from the numbers.
+    """
     ids = sorted(store.cells())
     columns = (DOUBTS.c.cell, DOUBTS.c.stage, DOUBTS.c.code, DOUBTS.c.against, DOUBTS.c.value)
     stored_rows: dict[tuple[str, str], set[Row]] = {}  # (cell, stage) -> its doubts
     with store.database.reading() as connection:
-        for cell, *row in fetch(connection, sql(*columns), DOUBTS.c.cell, ids):
+        for cell, *row in fetch(connection, sql(*columns).where(DOUBTS.c.code != "changed"), DOUBTS.c.cell, ids):
             stored_rows.setdefault((cell, row[0]), set()).add(tuple(row))
     computed: dict[tuple[str, str], set[Row]] = {}
     for cell, rows in _rows(store, ids).items():
-        for row in rows:
+        for row in (row for row in rows if row[1] != "changed"):
             computed.setdefault((cell, row[0]), set()).add(row)
     return {
         key: (sorted(row[1] for row in stored_rows.get(key, ())), sorted(row[1] for row in computed.get(key, ())))
