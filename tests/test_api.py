@@ -311,7 +311,10 @@ def test_what_is_no_number_is_named() -> None:
         (lambda: fatbench.aggregate("samples", [torch.ones(1)], round=-1), "round: expected a whole number of 0"),
         (lambda: fatbench.aggregate("samples", [torch.ones(1)], rounds=0), "rounds: expected a whole number of 1"),
         (lambda: fatbench.aggregate("krum", torch.ones(9, 2), byzantine=4), "krum: byzantine=4 needs 11 clients in a"),
-        (lambda: fatbench.aggregate("krum", torch.ones(9, 2), byzantine=numpy.float32(0.5)), "byzantine: should be a"),
+        (
+            lambda: fatbench.aggregate("krum", torch.ones(9, 2), byzantine=numpy.float32(0.5)),
+            "^aggregate: byzantine: sh",
+        ),
         (lambda: fatbench.aggregate("sfat", torch.ones(4, 2), alpha=0.1, top=3, losses=[1] * 4), "sfat: top=3 of 4"),
         (lambda: fatbench.aggregate("adfl", torch.ones(4, 2)), "this aggregator needs images, whose shape only a"),
         (lambda: fatbench.aggregate("adfl", [nn.Linear(2, 2)] * 3, model=nn.Linear(2, 2)), "needs images, whose"),  # type: ignore[type-var]

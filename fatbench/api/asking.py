@@ -75,6 +75,7 @@ def with_argument_names(function: Callable[P, T]) -> Callable[P, T]:
             return function(*arguments, **keywords)
         except FatbenchError as error:
             error.args = (in_python(str(error)),)
+            vars(error).pop("keys", None)  # the text has them
             raise
 
     return wrapper
