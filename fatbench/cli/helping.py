@@ -47,7 +47,7 @@ MOVED = _pairs("""
 # A word that people try -> the command that does it.
 MEANT = _pairs("""
     init: new suite NAME; create: new suite NAME; add: new suite NAME; ls: list suites; suites: list suites;
-    datasets: list data; methods: list methods; attacks: list attacks; papers: list papers;
+    datasets: list data; algorithms: list methods; attacks: list attacks; papers: list papers;
     bibtex: list papers --format bibtex; version: --version; help: --help; train: run NAME; start: run NAME;
     resume: run NAME; exec: run NAME; attack: evaluate FILE; eval: evaluate FILE; test: evaluate FILE; table: report;
     tables: report; results: report; figure: plot NAME; figures: plot NAME; curves: plot CELL; html: site -o site;
