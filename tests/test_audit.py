@@ -80,7 +80,7 @@ def test_a_spread_that_is_none_is_refused() -> None:
 
 
 def test_the_command_prints_the_same(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.argv", ["fatbench", "audit", "-c", "report.spread=2.6", "--format", "json"])
+    monkeypatch.setattr("sys.argv", ["fatbench", "audit", "--spread", "2.6", "--format", "json"])
     with pytest.raises(SystemExit) as end:
         main()
     checks = json.loads(capsys.readouterr().out)["checks"]
