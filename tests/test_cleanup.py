@@ -81,7 +81,7 @@ def put(file: Path, age: float = 3600) -> Path:
     return file
 
 
-@pytest.mark.promise("Input", "`clean` removes files that no cell needs and nothing else")
+@pytest.mark.promise("Input", "`delete --unused` removes files that no cell needs and nothing else")
 def test_files_that_no_cell_needs(store: Store, tmp_path: Path) -> None:
     """Of B the checkpoint, model and artifact that its record names stay; of C, which is not known, nothing does."""
     files = tmp_path / "files"
@@ -193,7 +193,7 @@ def test_two_databases_in_one_folder_lose_no_model(tmp_path: Path, monkeypatch: 
     assert code == 2 and "another database" in said
 
 
-@pytest.mark.promise("Input", "`db backup` makes a consistent copy while other processes write")
+@pytest.mark.promise("Input", "`export -o copy.db` makes a consistent copy while other processes write")
 def test_a_copy_is_whole_while_somebody_writes(store: Store, tmp_path: Path) -> None:
     copy = tmp_path / "copy.db"
     if store.database.path is None:

@@ -80,7 +80,7 @@ FILES = [ROOT / "Makefile", ROOT / "Dockerfile", *(ROOT / ".github" / "workflows
 def test_every_command_that_is_named_in_a_sentence_or_a_recipe_is_one(file: Path) -> None:
     """In code of one line, in ```console, and in what make, docker and workflows run; a command alone is its name."""
     text = file.read_text(encoding="utf-8").replace("\\\n", " ").replace('"$SEED"', "1").replace("$", "")
-    found = re.findall(r"`(fatbench [^`]+)`", text) if file.suffix == ".md" else []
+    found = re.findall(r"`(fatbench\s[^`]+)`", text) if file.suffix == ".md" else []
     for block in re.findall(r"^```console\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
         found += [line.split("#")[0] for line in block.splitlines() if line.startswith("fatbench ")]
     if file in FILES:
