@@ -70,46 +70,6 @@ def test_contrasts_by_label_and_by_position(tmp_path: Path) -> None:
     assert written(tmp_path, "tests: {margin: 2}\n").margin == 2
 
 
-@pytest.mark.parametrize(
-    ("tests", "message"),
-    [
-        ("family: f\n  contrasts: {x: {A: 1, E: -1}}", "22: x: no axis has the label 'E'"),
-        ("family: f\n  contrasts: {x: {A: 1, SVHN: -1}}", "22: x: no axis has all of A, SVHN"),
-        ("family: f\n  contrasts: {x: {A: 1, B: 1}}", "22: x: the weights of a contrast must add up to 0, got 2"),
-        (
-            "family: f\n  contrasts: {x: {A: 0, B: 0}}",
-            "22: x: every weight is 0",
-        ),
-        ("family: f\n  contrasts: {x: {A: one, B: -1}}", "22: x: expected weights such as 1, -1 or 1/2, got 'one'"),
-        ("family: f\n  contrasts: {x: {A: true, B: -1}}", "22: x: should be a number"),
-        ("family: f\n  contrasts: {x: {A: .inf, B: -1}}", "22: x: expected weights such as 1, -1 or 1/2, got inf"),
-        ("family: f\n  contrasts: {x: {A: .nan, B: -1}}", "22: x: expected weights such as 1, -1 or 1/2, got nan"),
-        ("family: f\n  contrasts: {x: {A: 1e308, B: -1}}", "22: x: expected weights such as 1, -1 or 1/2, got 1e+308"),
-        ("family: f\n  contrasts: {x: {A: [1], B: -1}}", "22: x: expected weights such as 1, -1 or 1/2, got [1]"),
-        ("family: f\n  contrasts: {x: {A: {natural: [1]}}}", "22: x: expected weights such as 1, -1 or 1/2, got [1]"),
-        ("margin: .nan", "21: margin: expected a margin in points, such as 2, got nan"),
-        ("family: f\n  contrasts: {x: [1, -1, 0]}", "22: x: 3 weights fit no axis"),
-        ("family: f\n  axis: dataset\n  contrasts: {x: [1, -1, -1, 1]}", "23: x: 4 weights fit no axis"),
-        ("family: f\n  contrasts: {x: 3}", "22: x: expected weights such as {A: 1, B: -1} or [1, -1, -1, 1], got 3"),
-        (
-            "family: f\n  contrasts: {x: {A: {natural: 1}, B: -1}}",
-            "22: x: give weights by metric",
-        ),
-        ("family: f\n  axis: metod\n  contrasts: {x: {A: 1, B: -1}}", "22: axis: no axis is named 'metod'"),
-        ("family: f\n  axis: dataset\n  contrasts: {x: {A: 1, B: -1}}", "23: x: axis 'dataset' has no label 'A'"),
-        ("contrasts: {x: {A: 1, B: -1}}", "21: contrasts: contrasts belong to a family"),
-        ("family: f", "21: family: a family without 'contrasts' declares nothing"),
-        ("margin: -1", "21: margin: expected a margin in points, such as 2, got -1"),
-        ("margin: 2 points", "21: margin: expected a margin in points"),
-        ("famly: f", "21: famly: unknown key 'famly' (did you mean 'family'?)"),
-    ],
-)
-def test_a_mistake_names_its_place(tmp_path: Path, tests: str, message: str) -> None:
-    with pytest.raises(SpecError) as caught:
-        written(tmp_path, f"tests:\n  {tests}\n")
-    assert f"four.yaml:{message}" in str(caught.value)
-
-
 def test_a_metric_that_no_preset_evaluates(tmp_path: Path) -> None:
     suite = written(tmp_path, "tests: {family: f, metrics: [fsgm], contrasts: {x: {A: 1, B: -1}}}\n")
     with pytest.raises(SpecError, match=r"four.yaml:20: metrics: no preset evaluates 'fsgm' \(did you mean 'fgsm'\?\)"):

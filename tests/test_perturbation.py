@@ -124,40 +124,6 @@ def test_a_preset_may_change_it_and_further_attacks_have_it(own: Callable[..., P
         assert eps["autoattack"] == eps["fgsm"]
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "message"),
-    [
-        (
-            "eps: 8/255, training",
-            "eps: wide, training",
-            r"own.yaml:7: eps: expected a radius such as 8/255 or 0.1, got",
-        ),
-        ("eps: 8/255, training", "radius: 8/255, training", r"own.yaml:7: radius: unknown key 'radius'"),
-        ("steps: 7}", "lr: 7}", r"own.yaml:7: lr: unknown key 'lr' \(known: step, steps\)"),
-        ("eps: 8/255, training", "norm: L1, eps: 8/255, training", r"own.yaml:7: norm: expected Linf or L2, got 'L1'"),
-        (
-            "eps: 8/255, training",
-            "eps: 8, training",
-            r"eps and step are fractions of the pixel range|less than or equal",
-        ),
-        (
-            "eps: 8/255, training",
-            "norm: L2, eps: 1.0, training",
-            r"attacks in Linf, but the perturbation is L2 .*state",
-        ),
-        (
-            "attack: {name: pgd}}",
-            "attack: {name: pgd, norm: L2}}",
-            r"pgd attacks in L2, but the perturbation is Linf .*: state",
-        ),
-        ("data: digits", "perturbations: {eps: 1}\n  data: digits", r"has no setting 'perturbations'"),
-    ],
-)
-def test_mistakes(own: Callable[..., Plan], old: str, new: str, message: str) -> None:
-    with pytest.raises(SpecError, match=message):
-        own((old, new))
-
-
 def test_a_radius_in_l2(own: Callable[..., Plan]) -> None:
     plan = own(
         ("eps: 8/255, training", "norm: L2, eps: 1.5, training"),

@@ -335,31 +335,6 @@ def test_a_personal_model_meets_the_one_of_the_same_client(place):
         pairs({0: "a"}, {1: "y"})
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "message"),
-    [
-        ("axis: method}", "axis: metod}", r"moved.yaml:21: axis: no axis is named 'metod' \(did you mean 'method'\?\)"),
-        ("attack: fgsm, axis", "attack: fgm, axis", r"moved.yaml:21: attack: no attack is named 'fgm' \(did you"),
-        (
-            "axis: method}",
-            "axis: method, clients: 2}",
-            r"moved.yaml:21: moved: a transfer needs 'axis' or 'clients', not bo",
-        ),
-        ("axis: method}", "axis: method, labels: [Lft]}", r"moved.yaml:21: labels: axis 'method' has no label 'Lft'"),
-        ("clients: 2}\npresets", "clients: 3}\npresets", r"moved.yaml:22: clients: 3 clients, but 2 take part in a ro"),
-        ("clients: 2}\npresets", "clients: 1}\npresets", r"moved.yaml:22: clients: expected a number of clients, two"),
-        ("eps: 0.2", "eps: [0.1, 0.2]", r"moved.yaml:21: attack: 'fgsm' has a list of radii: a transfer needs an atta"),
-        ("moved: {attack", "fgsm: {attack", r"moved.yaml:21: fgsm: 'fgsm' is also an attack: rename the transfe"),
-        ("left: 1}}\n", "left: 1}, data: digits}\n", r"moved.yaml:21: axis: both models must be attacked on the same"),
-    ],
-)
-def test_mistakes_name_file_line_and_key(place, old, new, message):
-    assert old in SUITE
-    (place / "moved.yaml").write_text(SUITE.replace(old, new, 1))
-    with pytest.raises(SpecError, match=message):
-        files.load("moved.yaml").plan()
-
-
 def test_a_preset_takes_a_transfer_out_and_labels_say_whose_models_are_attacked(place):
     more = "  smoke: {evaluate: {transfer: {among: null, moved: {labels: [Both]}}, limit: {moved: 2}}}\n"
     (place / "moved.yaml").write_text(SUITE.replace("presets: {paper: {}}\n", f"presets:\n  paper: {{}}\n{more}"))

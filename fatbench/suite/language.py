@@ -230,7 +230,7 @@ class Expansion:
                 raise self._placed(error, self.evaluate_layers)
         # points with the same first labels share the merged settings of these, and with the same overrides evaluations
         self._settings_of_labels = functools.cache(self._merged_labels)
-        self._evaluations = functools.cache(self._evaluations_with)
+        self._evaluations: dict[object, tuple[Evaluate, tuple[Evaluation, ...], list[Layer]]] = {}
         self._origin_cells: dict[tuple[str, str], list[Cell]] = {}  # (suite, labels) -> its cells
 
     def plan(
@@ -288,7 +288,10 @@ class Expansion:
         except SpecError as error:
             raise self._placed(error.below(KEY), layers) from None
         overrides = tuple(i for i, item in enumerate(self.evaluate.overrides) if _matches(key, item.when))
-        evaluate, evaluations, evaluate_layers = self._evaluations(overrides, task and task.of_evaluation())
+        shared = overrides, task and task.of_evaluation()
+        if shared not in self._evaluations:
+            self._evaluations[shared] = self._evaluations_with(overrides, task, layers)
+        evaluate, evaluations, evaluate_layers = self._evaluations[shared]
         paths = confounders.written_paths(key, self.contents.axes, [override for _, override in self.overrides])
         planned = []
         for origin_cell, spec_with_weights, origin_seeds in self._with_weights(spec, layers, seeds):
@@ -365,7 +368,7 @@ class Expansion:
             raise self._placed(error, layers) from None
 
     def _evaluations_with(
-        self, overrides: tuple[int, ...], task: Perturbation | None
+        self, overrides: tuple[int, ...], task: Perturbation | None, layers_of_point: Sequence[Layer]
     ) -> tuple[Evaluate, tuple[Evaluation, ...], list[Layer]]:
         """(`evaluate` with some of its overrides, the evaluations in it, the layers that make it up)."""
         evaluate, layers = self.evaluate, list(self.evaluate_layers)
@@ -390,7 +393,7 @@ class Expansion:
                     n = images_of(evaluate, label)
                     evaluations.append(Evaluation(metric, call, n, evaluate.batch, sweep, swept=swept))
             except SpecError as error:
-                raise self._placed(error.below(label).below("attacks"), layers) from None
+                raise self._placed(error.below(label).below("attacks"), [*layers_of_point, *layers]) from None
         return evaluate, tuple(evaluations), layers
 
     def _with_transfers(
