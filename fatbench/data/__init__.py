@@ -285,16 +285,16 @@ def plane(root: Path, *, variant: str | None = None) -> Dataset:
 
 
 DATASETS: dict[str, Callable[..., Dataset]] = {
-    "cifar10": DataEntry(cifar10, images=Images(50_000, 10_000, 10, 32, 3)),
-    "cifar100": DataEntry(cifar100, images=Images(50_000, 10_000, 100, 32, 3)),
-    "svhn": DataEntry(svhn, images=Images(73_257, 26_032, 10, 32, 3)),
-    "celeba": DataEntry(celeba, images=celeba_sample, parts=("writers",)),
-    "mnist": DataEntry(mnist, images=Images(60_000, 10_000, 10, 28, 1)),
-    "fashion_mnist": DataEntry(fashion_mnist, images=Images(60_000, 10_000, 10, 28, 1)),
-    "cinic10": DataEntry(cinic10, images=cinic_images),
+    "cifar10": DataEntry(cifar10, images=Images(50_000, 10_000, 10, 32, 3), cites=("krizhevsky2009",)),
+    "cifar100": DataEntry(cifar100, images=Images(50_000, 10_000, 100, 32, 3), cites=("krizhevsky2009",)),
+    "svhn": DataEntry(svhn, images=Images(73_257, 26_032, 10, 32, 3), cites=("netzer2011",)),
+    "celeba": DataEntry(celeba, images=celeba_sample, parts=("writers",), cites=("caldas2018",)),
+    "mnist": DataEntry(mnist, images=Images(60_000, 10_000, 10, 28, 1), cites=("lecun1998",)),
+    "fashion_mnist": DataEntry(fashion_mnist, images=Images(60_000, 10_000, 10, 28, 1), cites=("xiao2017",)),
+    "cinic10": DataEntry(cinic10, images=cinic_images, cites=("darlow2018",)),
     "image_folder": DataEntry(image_folder, images=counted_files),
     "torchvision": DataEntry(torchvision, images=images_of_size),
     "huggingface": DataEntry(huggingface, images=images_of_size),
-    "digits": DataEntry(digits, images=Images(1442, 355, 10, 8, 1), parts=("writers",)),
-    "plane": DataEntry(plane, images=Images(800, 200, 2, 1, 2)),
+    "digits": DataEntry(digits, images=Images(1442, 355, 10, 8, 1), parts=("writers",), cites=("alpaydin1998",)),
+    "plane": DataEntry(plane, images=Images(800, 200, 2, 1, 2), cites=("zhu2023",)),
 }

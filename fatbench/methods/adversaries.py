@@ -212,12 +212,14 @@ def model_replacement(update: Tensor, *, factor: Positive) -> Tensor:
 
 ADVERSARIES: dict[str, Callable[..., Any]] = {
     "label_flip": label_flip,
-    "badnets": Entry(badnets, refuse=(class_of_the_data, square_inside_the_image), example={"target": 0}),
+    "badnets": Entry(
+        badnets, refuse=(class_of_the_data, square_inside_the_image), example={"target": 0}, cites=("gu2017",)
+    ),
     "sign_flip_gradients": sign_flip_gradients,
     "sign_flip": sign_flip,
     "gaussian_upload": gaussian_upload,
-    "ipm": ipm,
-    "alie": Entry(alie, refuse=(bounded_z, positive_z)),
-    "min_max": min_max,
-    "model_replacement": model_replacement,
+    "ipm": Entry(ipm, cites=("xie2019",)),
+    "alie": Entry(alie, refuse=(bounded_z, positive_z), cites=("baruch2019",)),
+    "min_max": Entry(min_max, cites=("shejwalkar2021",)),
+    "model_replacement": Entry(model_replacement, cites=("bagdasaryan2020",)),
 }

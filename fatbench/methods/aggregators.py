@@ -481,41 +481,62 @@ def _softmax(exponents: Sequence[float], factors: Sequence[float] | None = None)
 
 
 AGGREGATORS: dict[str, Callable[..., Mixing]] = {
-    "samples": samples,
+    "samples": AggregatorEntry(samples, cites=("aldahdooh2022", "mcmahan2017", "zhu2023")),
     "uniform": uniform,
-    "sfat": AggregatorEntry(sfat, refuse=(at_most_half,)),
-    "sfat_annealed": AggregatorEntry(sfat_annealed, refuse=(at_most_half,)),
+    "sfat": AggregatorEntry(sfat, refuse=(at_most_half,), cites=("zhu2023",)),
+    "sfat_annealed": AggregatorEntry(sfat_annealed, refuse=(at_most_half,), cites=("zhu2023",)),
     "two_level": AggregatorEntry(
         two_level,
         refuse=(at_most_half_of_adversarial, as_in_the_algorithm),
         example={"adversarial": 2},
         by_client=True,
+        cites=("hong2023",),
     ),
-    "resfat_deemph": AggregatorEntry(resfat_deemph, refuse=(at_most_half,)),
-    "resfat_up_large": AggregatorEntry(resfat_up_large, refuse=(at_most_half,)),
+    "resfat_deemph": AggregatorEntry(resfat_deemph, refuse=(at_most_half,), cites=("zhu2023",)),
+    "resfat_up_large": AggregatorEntry(resfat_up_large, refuse=(at_most_half,), cites=("zhu2023",)),
     "sfat_released": AggregatorEntry(sfat_released, refuse=(at_most_half,)),
     "fedavg_shrink": AggregatorEntry(fedavg_shrink, refuse=(at_most_half,)),
-    "fedsoftbetter": fedsoftbetter,
+    "fedsoftbetter": AggregatorEntry(fedsoftbetter, cites=("benmansour2022",)),
     "fedsoftbetter_released": fedsoftbetter_released,
-    "fedwavg": fedwavg,
-    "adfl": AggregatorEntry(adfl, example={"steps": 2}, fractions=("adfl_hit",), by_client=True),
-    "afl": AggregatorEntry(afl, by_client=True),
-    "q_ffl": q_ffl,
-    "coordinate_median": AggregatorEntry(coordinate_median, bears=tolerates_any_minority),
-    "trimmed_mean": AggregatorEntry(trimmed_mean, refuse=(leaves_some_values,), bears=tolerates_byzantine),
-    "krum": AggregatorEntry(krum, refuse=(enough_for_krum,), bears=tolerates_byzantine, example={"byzantine": 0}),
-    "multi_krum": AggregatorEntry(
-        multi_krum, refuse=(enough_for_krum, keeps_at_most_all), bears=tolerates_byzantine, example={"byzantine": 0}
+    "fedwavg": AggregatorEntry(fedwavg, cites=("aldahdooh2022",)),
+    "adfl": AggregatorEntry(
+        adfl, example={"steps": 2}, fractions=("adfl_hit",), by_client=True, cites=("danilenka2022",)
     ),
-    "bulyan": AggregatorEntry(bulyan, refuse=(enough_for_bulyan,), bears=tolerates_byzantine, example={"byzantine": 0}),
-    "meamed": AggregatorEntry(meamed, refuse=(is_minority,), bears=tolerates_byzantine),
-    "mda": AggregatorEntry(mda, refuse=(is_minority, few_subsets), bears=tolerates_byzantine),
-    "smea": AggregatorEntry(smea, refuse=(is_minority, few_subsets), bears=tolerates_byzantine),
-    "caf": AggregatorEntry(caf, refuse=(is_minority,), bears=tolerates_byzantine),
-    "dnc": AggregatorEntry(dnc, refuse=(is_minority, keeps_some), bears=tolerates_byzantine),
-    "geometric_median": AggregatorEntry(geometric_median, bears=tolerates_any_minority),
-    "rfa": rfa,
-    "centred_clipping": AggregatorEntry(centred_clipping, bears=tolerates_any_minority, fractions=("clipped",)),
+    "afl": AggregatorEntry(afl, by_client=True, cites=("mohri2019",)),
+    "q_ffl": AggregatorEntry(q_ffl, cites=("li2020qffl",)),
+    "coordinate_median": AggregatorEntry(coordinate_median, bears=tolerates_any_minority, cites=("yin2018",)),
+    "trimmed_mean": AggregatorEntry(
+        trimmed_mean, refuse=(leaves_some_values,), bears=tolerates_byzantine, cites=("yin2018",)
+    ),
+    "krum": AggregatorEntry(
+        krum, refuse=(enough_for_krum,), bears=tolerates_byzantine, example={"byzantine": 0}, cites=("blanchard2017",)
+    ),
+    "multi_krum": AggregatorEntry(
+        multi_krum,
+        refuse=(enough_for_krum, keeps_at_most_all),
+        bears=tolerates_byzantine,
+        example={"byzantine": 0},
+        cites=("blanchard2017",),
+    ),
+    "bulyan": AggregatorEntry(
+        bulyan,
+        refuse=(enough_for_bulyan,),
+        bears=tolerates_byzantine,
+        example={"byzantine": 0},
+        cites=("elmhamdi2018",),
+    ),
+    "meamed": AggregatorEntry(meamed, refuse=(is_minority,), bears=tolerates_byzantine, cites=("xie2018",)),
+    "mda": AggregatorEntry(mda, refuse=(is_minority, few_subsets), bears=tolerates_byzantine, cites=("elmhamdi2020",)),
+    "smea": AggregatorEntry(
+        smea, refuse=(is_minority, few_subsets), bears=tolerates_byzantine, cites=("allouah2023smea",)
+    ),
+    "caf": AggregatorEntry(caf, refuse=(is_minority,), bears=tolerates_byzantine, cites=("allouah2025",)),
+    "dnc": AggregatorEntry(dnc, refuse=(is_minority, keeps_some), bears=tolerates_byzantine, cites=("shejwalkar2021",)),
+    "geometric_median": AggregatorEntry(geometric_median, bears=tolerates_any_minority, cites=("pillutla2019",)),
+    "rfa": AggregatorEntry(rfa, cites=("pillutla2019",)),
+    "centred_clipping": AggregatorEntry(
+        centred_clipping, bears=tolerates_any_minority, fractions=("clipped",), cites=("karimireddy2021",)
+    ),
     "after": AggregatorEntry(
         after, refuse=(one_upload_for_each, enough_are_made), bears=bears_what_the_aggregator_bears
     ),

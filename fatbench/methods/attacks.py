@@ -366,11 +366,11 @@ def _misclassified(model: nn.Module, x: Tensor, y: Tensor, logits: Tensor) -> Te
 
 ATTACKS: dict[str, Callable[..., Tensor]] = {
     "natural": AttackEntry(natural, passes=Passes(), role="natural", float32=("tf32", "bf16")),
-    "fgsm": AttackEntry(fgsm, passes=Passes(1, 1)),
-    "fgsm_sfat": AttackEntry(fgsm_sfat, passes=Passes(1, 1)),
-    "pgd": AttackEntry(pgd, passes=every_step, refuse=(in_the_pixel_range,)),
-    "pgd_kl": AttackEntry(pgd_kl, passes=clean_and_every_step),
-    "cw": AttackEntry(cw, passes=every_step),
+    "fgsm": AttackEntry(fgsm, passes=Passes(1, 1), cites=("goodfellow2015",)),
+    "fgsm_sfat": AttackEntry(fgsm_sfat, passes=Passes(1, 1), cites=("zhu2023",)),
+    "pgd": AttackEntry(pgd, passes=every_step, refuse=(in_the_pixel_range,), cites=("madry2018",)),
+    "pgd_kl": AttackEntry(pgd_kl, passes=clean_and_every_step, cites=("zhang2019",)),
+    "cw": AttackEntry(cw, passes=every_step, cites=("carlini2017",)),
     "exact_linear": AttackEntry(
         exact_linear, passes=Passes(1, 1), refuse=(linear_network,), example={"model": {"name": "linear"}}
     ),
@@ -380,11 +380,18 @@ ATTACKS: dict[str, Callable[..., Tensor]] = {
         refuse=(radius_in_the_pixel_range, four_classes),
         float32=("bf16",),
         packages=("autoattack", "pyautoattack"),
+        cites=("croce2020",),
     ),
-    "dual": dual,
+    "dual": AttackEntry(dual, cites=("hong2023",)),
     "torchattacks": AttackEntry(torchattacks, packages=("torchattacks",), example={"attack": "PGD", "steps": 1}),
-    "corruption": AttackEntry(corruption, passes=Passes(), refuse=(five_severities,), role="corruption"),
+    "corruption": AttackEntry(
+        corruption, passes=Passes(), refuse=(five_severities,), role="corruption", cites=("hendrycks2019",)
+    ),
     "cifar10_c": AttackEntry(
-        cifar10_c, passes=Passes(), refuse=(five_severities, test_images_of_cifar10), role="corruption"
+        cifar10_c,
+        passes=Passes(),
+        refuse=(five_severities, test_images_of_cifar10),
+        role="corruption",
+        cites=("hendrycks2019",),
     ),
 }

@@ -284,14 +284,14 @@ def _noisy(gradient: Gradient, upload: Upload, factor: Tensor, scale: float, kin
 
 DEFENCES: dict[str, Callable[..., tuple[Gradient, Mask]]] = {
     "none": none,
-    "fixed_position": Entry(fixed_position, refuse=(learned_positions,)),
-    "random_binary": random_binary,
-    "locked_binary": locked_binary,
-    "gaussian": gaussian,
-    "laplace": laplace,
-    "pruning": pruning,
-    "dpsgd": Entry(dpsgd, refuse=(one_gradient_of_examples,)),
-    "soteria": Entry(soteria, refuse=(one_gradient_of_features,)),
+    "fixed_position": Entry(fixed_position, refuse=(learned_positions,), cites=("lu2022", "sawada2024")),
+    "random_binary": Entry(random_binary, cites=("sawada2024",)),
+    "locked_binary": Entry(locked_binary, cites=("sawada2024",)),
+    "gaussian": Entry(gaussian, cites=("abadi2016", "sawada2024")),
+    "laplace": Entry(laplace, cites=("dwork2006", "sawada2024")),
+    "pruning": Entry(pruning, cites=("zhu2019",)),
+    "dpsgd": Entry(dpsgd, refuse=(one_gradient_of_examples,), cites=("abadi2016",)),
+    "soteria": Entry(soteria, refuse=(one_gradient_of_features,), cites=("sun2021",)),
 }
 
 

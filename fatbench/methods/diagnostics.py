@@ -290,6 +290,7 @@ DIAGNOSTICS: dict[str, Callable[..., Any]] = {
         svcca,
         refuse=(enough_images, blocks_of_the_model, clients_of_the_cell),
         example={"blocks": "1", "pairs": "0-1,0-server", "n": 20},
+        cites=("aldahdooh2022", "raghu2017"),
     ),
     "leakage": PrivacyEntry(
         leakage,
@@ -298,12 +299,16 @@ DIAGNOSTICS: dict[str, Callable[..., Any]] = {
         refuse=(window_of_ssim,),
         fractions=tuple(f"{name}_identification{end}" for name in ("leak", "leak_initial") for end in ("", "_chance")),
         example={"target_clients": 2, "steps": 2, "width": 2, "candidates": 4},
+        cites=("geiping2020", "tao2022"),
     ),
-    "boundaries": Entry(boundaries, refuse=(points_in_the_plane, two_points_a_side), fractions=("boundary_apart",)),
+    "boundaries": Entry(
+        boundaries, refuse=(points_in_the_plane, two_points_a_side), fractions=("boundary_apart",), cites=("zhu2023",)
+    ),
     "backdoor": Entry(
         backdoor,
         refuse=(class_of_the_data, square_inside_the_image),
         fractions=("backdoor_success", "backdoor_none"),
         example={"target": 0},
+        cites=("gu2017",),
     ),
 }

@@ -149,7 +149,7 @@ def _with_zero_head(model: nn.Module, weights: Tensors) -> Tensors:
 
 
 MANIPULATIONS: dict[str, Callable[..., Manipulated]] = {
-    "fishing": PrivacyEntry(fishing, threat="F", labels=True),
-    "dead_heads": PrivacyEntry(dead_heads, threat="F", refuse=(a_sum_of_several,)),
-    "imprint": PrivacyEntry(imprint, threat="G", refuse=(two_bins,)),
+    "fishing": PrivacyEntry(fishing, threat="F", labels=True, cites=("wen2022",)),
+    "dead_heads": PrivacyEntry(dead_heads, threat="F", refuse=(a_sum_of_several,), cites=("pasquini2022",)),
+    "imprint": PrivacyEntry(imprint, threat="G", refuse=(two_bins,), cites=("fowl2022",)),
 }

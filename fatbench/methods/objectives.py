@@ -360,20 +360,22 @@ def norm_per_tensor(
 
 OBJECTIVES: dict[str, Callable[..., tuple[Tensor, Tensor]]] = {
     "standard": Entry(standard, passes=Passes(1, 1)),
-    "at": Entry(at, passes=attack_and_one),
-    "trades": Entry(trades, passes=attack_and_two),
-    "mart": Entry(mart, passes=attack_and_two),
-    "mixed_at": Entry(mixed_at, passes=part_attacked),
-    "mixfat": Entry(mixfat, passes=appended_or_both, refuse=(sum_without_ratio,), example={"mix": "weighted"}),
+    "at": Entry(at, passes=attack_and_one, cites=("madry2018", "zhu2023")),
+    "trades": Entry(trades, passes=attack_and_two, cites=("zhang2019",)),
+    "mart": Entry(mart, passes=attack_and_two, cites=("wang2020mart",)),
+    "mixed_at": Entry(mixed_at, passes=part_attacked, cites=("aldahdooh2022",)),
+    "mixfat": Entry(
+        mixfat, passes=appended_or_both, refuse=(sum_without_ratio,), example={"mix": "weighted"}, cites=("zizzo2020",)
+    ),
     "dual_at": Entry(dual_at, passes=attack_and_two),
-    "n_fgsm_at": Entry(n_fgsm_at, passes=Passes(2, 2)),
-    "awp_at": Entry(awp_at, passes=attack_and_two),
-    "calfat": Entry(calfat, passes=attack_and_one),
+    "n_fgsm_at": Entry(n_fgsm_at, passes=Passes(2, 2), cites=("dejorge2022",)),
+    "awp_at": Entry(awp_at, passes=attack_and_two, cites=("wu2020",)),
+    "calfat": Entry(calfat, passes=attack_and_one, cites=("chen2022",)),
     "calfat_released": Entry(calfat_released, passes=attack_and_one),
     "margin_at": Entry(margin_at, passes=attack_and_one),
 }
 
 PROXIMALS: dict[str, Callable[..., list[Tensor]]] = {
-    "squared": ProximalEntry(squared, rate=pull),
-    "norm_per_tensor": norm_per_tensor,
+    "squared": ProximalEntry(squared, rate=pull, cites=("aldahdooh2022", "li2020fedprox")),
+    "norm_per_tensor": ProximalEntry(norm_per_tensor, cites=("zhu2023",)),
 }

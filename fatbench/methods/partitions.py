@@ -402,12 +402,16 @@ def _sorted(indices: NDArray[Any]) -> NDArray[numpy.int64]:
 
 
 PARTITIONS: dict[str, Callable[..., Shards]] = {
-    "iid": PartitionEntry(iid, each=equal_parts),
-    "classes_per_client": PartitionEntry(classes_per_client, refuse=(classes_of_the_data,)),
-    "shah": PartitionEntry(shah, each=equal_parts, refuse=(keeps_own_fraction,)),
-    "unequal_shards": PartitionEntry(unequal_shards, example={"shards": 6}),
-    "dirichlet": dirichlet,
-    "by_writer": PartitionEntry(by_writer, refuse=(known_writers,), example={"min_images": 1}),
-    "label_table": PartitionEntry(label_table, refuse=(classes_of_the_data,)),
-    "group_skew": PartitionEntry(group_skew, refuse=(one_class_and_client_each,), example={"groups": 2}),
+    "iid": PartitionEntry(iid, each=equal_parts, cites=("zhu2023",)),
+    "classes_per_client": PartitionEntry(classes_per_client, refuse=(classes_of_the_data,), cites=("aldahdooh2022",)),
+    "shah": PartitionEntry(shah, each=equal_parts, refuse=(keeps_own_fraction,), cites=("shah2021",)),
+    "unequal_shards": PartitionEntry(unequal_shards, example={"shards": 6}, cites=("mcmahan2017", "zhu2023")),
+    "dirichlet": PartitionEntry(dirichlet, cites=("hsu2019", "yurochkin2019")),
+    "by_writer": PartitionEntry(
+        by_writer, refuse=(known_writers,), example={"min_images": 1}, cites=("caldas2018", "zhu2023")
+    ),
+    "label_table": PartitionEntry(label_table, refuse=(classes_of_the_data,), cites=("danilenka2022",)),
+    "group_skew": PartitionEntry(
+        group_skew, refuse=(one_class_and_client_each,), example={"groups": 2}, cites=("fang2020", "tao2022")
+    ),
 }

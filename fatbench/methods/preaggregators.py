@@ -83,10 +83,10 @@ def arc(gram: Tensor, generator: Generator, *, byzantine: Natural) -> Tensor:
 
 
 PREAGGREGATORS: dict[str, Callable[..., Tensor]] = {
-    "nnm": Entry(nnm, refuse=(is_minority,)),
-    "bucketing": bucketing,
+    "nnm": Entry(nnm, refuse=(is_minority,), cites=("allouah2023nnm",)),
+    "bucketing": Entry(bucketing, cites=("karimireddy2022",)),
     "clip": clip,
-    "arc": Entry(arc, refuse=(is_minority,)),
+    "arc": Entry(arc, refuse=(is_minority,), cites=("allouah2024",)),
 }
 
 

@@ -93,44 +93,64 @@ def logit_parameters(model: nn.Module) -> list[str]:
 
 
 MODELS: dict[str, Callable[..., nn.Module]] = {
-    "nin": ModelEntry(nin, parameters=nin_parameters, refuse=(at_least_4,)),
+    "nin": ModelEntry(nin, parameters=nin_parameters, refuse=(at_least_4,), cites=("lin2014", "zhu2023")),
     "small_cnn": ModelEntry(
-        small_cnn, parameters=small_cnn_parameters, refuse=(at_least_8,), parts=("batch normalisation",)
+        small_cnn,
+        parameters=small_cnn_parameters,
+        refuse=(at_least_8,),
+        parts=("batch normalisation",),
+        cites=("zhu2023",),
     ),
     "resnet18": ModelEntry(
         resnet18,
         parameters=resnet18_parameters,
         refuse=(at_least_8, no_batch_of_one_at_8),
         parts=("batch normalisation",),
+        cites=("he2016", "zhu2023"),
     ),
     "efficientnet_lite0": ModelEntry(
         efficientnet_lite0,
         parameters=efficientnet_lite0_parameters,
         refuse=(at_least_8, no_batch_of_one_at_32),
         parts=("batch normalisation",),
+        cites=("tan2019",),
     ),
     "leaf_cnn": ModelEntry(
         leaf_cnn,
         parameters=leaf_cnn_parameters,
         refuse=(at_least_2, no_batch_of_one_at_8),
         parts=("batch normalisation",),
+        cites=("caldas2018", "zhu2023"),
     ),
-    "mcmahan_cnn": ModelEntry(mcmahan_cnn, parameters=mcmahan_cnn_parameters, refuse=(at_least_4,)),
-    "mlp": ModelEntry(mlp, parameters=mlp_parameters),
+    "mcmahan_cnn": ModelEntry(
+        mcmahan_cnn, parameters=mcmahan_cnn_parameters, refuse=(at_least_4,), cites=("danilenka2022", "mcmahan2017")
+    ),
+    "mlp": ModelEntry(mlp, parameters=mlp_parameters, cites=("zhu2023",)),
     "linear": ModelEntry(linear, parameters=linear_parameters, parts=("linear",)),
     "constant": ModelEntry(constant, parameters=constant_parameters, parts=("linear",)),
-    "vit": ModelEntry(vit, parameters=vit_parameters, refuse=(tiled, equal_heads), parts=("patches",)),
-    "tnt": ModelEntry(tnt, parameters=tnt_parameters, refuse=(tiled, equal_heads)),
-    "t2t": ModelEntry(t2t, parameters=t2t_parameters, refuse=(tiled, equal_heads)),
+    "vit": ModelEntry(
+        vit,
+        parameters=vit_parameters,
+        refuse=(tiled, equal_heads),
+        parts=("patches",),
+        cites=("aldahdooh2022", "dosovitskiy2021"),
+    ),
+    "tnt": ModelEntry(tnt, parameters=tnt_parameters, refuse=(tiled, equal_heads), cites=("aldahdooh2022", "han2021")),
+    "t2t": ModelEntry(t2t, parameters=t2t_parameters, refuse=(tiled, equal_heads), cites=("aldahdooh2022", "yuan2021")),
     "edge_vit": ModelEntry(
         edge_vit,
         parameters=edge_vit_parameters,
         edge=shallow_edge,
         refuse=(features_tiled, equal_heads, trained_by_edges),
         parts=("edge", "server", "distillation head", "batch normalisation"),
+        cites=("tao2022", "touvron2021", "xiao2021"),
     ),
     "whole_vit": ModelEntry(
-        whole_vit, parameters=whole_vit_parameters, refuse=(features_tiled, equal_heads), parts=("batch normalisation",)
+        whole_vit,
+        parameters=whole_vit_parameters,
+        refuse=(features_tiled, equal_heads),
+        parts=("batch normalisation",),
+        cites=("tao2022",),
     ),
     "edge_resnet": ModelEntry(
         edge_resnet,
@@ -138,6 +158,7 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
         edge=shallow_edge,
         refuse=(trained_by_edges,),
         parts=("edge", "server", "batch normalisation"),
+        cites=("he2020", "tao2022"),
     ),
     "edge_resnet8": ModelEntry(
         edge_resnet8,
@@ -145,7 +166,12 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
         edge=resnet8_edge,
         refuse=(trained_by_edges,),
         parts=("edge", "server", "batch normalisation"),
+        cites=("he2020", "tao2022"),
     ),
-    "whole_edge": ModelEntry(whole_edge, parameters=whole_edge_parameters, parts=("batch normalisation",)),
-    "whole_resnet": ModelEntry(whole_resnet, parameters=whole_resnet_parameters, parts=("batch normalisation",)),
+    "whole_edge": ModelEntry(
+        whole_edge, parameters=whole_edge_parameters, parts=("batch normalisation",), cites=("tao2022",)
+    ),
+    "whole_resnet": ModelEntry(
+        whole_resnet, parameters=whole_resnet_parameters, parts=("batch normalisation",), cites=("tao2022",)
+    ),
 }

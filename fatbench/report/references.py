@@ -1,25 +1,22 @@
 """The papers behind suites and functions: `references.bib` beside the suites, and which of them a suite cites.
 
-A docstring and a suite's file cite by author and year, "Zhu et al. 2023"; the first author's name and the year find the
-entry. Of several papers of one author and year those count whose short name, such as FedProx, stands in the text too.
+The entry of a function in its table names the papers that it follows, `cites=("zhu2023",)`; `papers.CITES` those of
+what a suite makes of its functions.
 """
 
 from __future__ import annotations
 
-import inspect
 import re
-import sys
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
 from fatbench.suite import calls
-from fatbench.suite.cells import Cell
 from fatbench.suite.files import Suite
 from fatbench.suite.folders import folders
+from fatbench.suite.papers import CITES
 
-CITED = re.compile(r"\b((?:Ben |de |El )?[A-Z][\w'-]+)(?:(?:, [A-Z]\w+)*,? and [A-Z]\w+| et al\.)?,? \(?(\d{4})\b")
 FIELD = re.compile(r"^  (\w+) = \{(.*?)\},?$", re.MULTILINE)
 VENUES = ("booktitle", "journal", "howpublished")
 ALWAYS = ("howe1974", "wilson1927")  # of every interval that a table or a page prints
@@ -67,41 +64,15 @@ def entries() -> tuple[Reference, ...]:
 
 
 def cited_by(suite: Suite) -> list[Reference]:
-    """The references that a suite's file and functions cite, and those behind the intervals of every table."""
-    texts = {suite.file.read_text(encoding="utf-8")} if suite.file.is_file() else set()
+    """The references that a suite and its functions cite, and those behind the intervals of every table."""
+    keys = {*ALWAYS, *(key for name, cited in CITES.items() if suite.name.startswith(name) for key in cited)}
     for preset in suite.presets():
         cells = suite.plan(preset, refuse=False).cells
         for cell in {str(cell.key): cell for cell in cells}.values():  # seeds differ in nothing else
-            texts.update(_docstrings(cell))
-    cited_keys = {reference.key for text in texts for reference in in_text(text)} | {*ALWAYS}
-    return [reference for reference in entries() if reference.key in cited_keys]
-
-
-def in_text(text: str) -> list[Reference]:
-    """The entries that a text cites."""
-    references = []
-    for name, year in set(CITED.findall(text)):  # ("Zhu", "2023")
-        same_author_and_year = [
-            reference for reference in entries() if (reference.authors[0][0], reference.fields["year"]) == (name, year)
-        ]
-        named_in_text = [
-            reference
-            for reference in same_author_and_year
-            if reference.short and re.search(re.escape(reference.short), text, re.IGNORECASE)
-        ]
-        references += named_in_text if len(same_author_and_year) > 1 and named_in_text else same_author_and_year
-    return references
-
-
-def _docstrings(cell: Cell) -> Iterator[str]:
-    """The docstrings of all functions that a cell calls."""
-    attacks = [calls.call("Attack", used_call.attack) for used_call in cell.evaluations if used_call.attack]
-    for used_call in [calls.call("Experiment", cell.spec), *attacks]:
-        for call in used_call.walk():
-            function = calls.function(call.signature)
-            yield inspect.getdoc(function) or ""
-            if call.kind in ("Algorithm", "Model"):  # whose file is one method
-                yield sys.modules[function.__module__].__doc__ or ""
+            attacks = [calls.call("Attack", used.attack) for used in cell.evaluations if used.attack]
+            for used_call in [calls.call("Experiment", cell.spec), *attacks]:
+                keys.update(key for call in used_call.walk() for key in call.signature.entry.get("cites", ()))
+    return [reference for reference in entries() if reference.key in keys]
 
 
 def bibtex(references: Sequence[Reference]) -> str:

@@ -86,6 +86,7 @@ class Work:
 class Entry:
     """A function of a table with statements about it; calling the entry calls the function.
 
+    cites: keys of the papers in `suites/references.bib` that it follows.
     example: settings, as in a suite, with which tests call it. fractions: its metrics that are printed as per cent.
     passes: (*, settings) -> the passes of an image that is trained on (objective) or attacked (attack); without it,
     those of the functions among its settings.
@@ -94,6 +95,7 @@ class Entry:
     function: Callable[..., Any]
     _: KW_ONLY
     refuse: tuple[Refusal, ...] = ()
+    cites: tuple[str, ...] = ()
     example: Mapping[str, Any] = field(default_factory=dict)
     fractions: tuple[str, ...] = ()
     passes: Passes | Callable[..., Passes] | None = None

@@ -18,6 +18,10 @@ PAPERS = {
     "privacy": "Comparisons of our own",
     "vit": "Networks that other suites begin with",
 }
+CITES = {  # first words of a suite's name -> papers of what it combines, beside those of its functions
+    "fat-baselines": ("wong2020",), "fat-bounds": ("wong2020",), "fat-byzantine": ("zizzo2020",),
+    "privacy-robust": ("zhang2022",), "vit-s-half": ("sawada2024",),
+}  # fmt: skip
 LINKS = {  # paper -> {kind of link: URL}; docs/references.md has the same
     "SFAT (Zhu et al., ICLR 2023)": {"code": "https://github.com/ZFancy/SFAT"},
     "FAT with transformers (Aldahdooh et al., arXiv 2022)": {"arXiv": "https://arxiv.org/abs/2206.02131"},

@@ -195,4 +195,6 @@ def ensemble(
     return total / sum(scores[update.client] for update in updates).unsqueeze(1)  # type: ignore[union-attr]
 
 
-FEDAUX = AlgorithmEntry(fedaux, work=work, refuse=(auxiliary_images,), example={"distillation_batch": 8})
+FEDAUX = AlgorithmEntry(
+    fedaux, work=work, refuse=(auxiliary_images,), example={"distillation_batch": 8}, cites=("sattler2021",)
+)

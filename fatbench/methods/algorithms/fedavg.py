@@ -71,4 +71,4 @@ def fedavg(
         state = next_state
 
 
-FEDAVG = AlgorithmEntry(fedavg, work=federated)
+FEDAVG = AlgorithmEntry(fedavg, work=federated, cites=("li2020fedprox", "mcmahan2017", "zhu2023"))

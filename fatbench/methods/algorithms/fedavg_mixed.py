@@ -66,5 +66,9 @@ def work(
 
 
 FEDAVG_MIXED = AlgorithmEntry(
-    fedavg_mixed, work=work, refuse=(no_more_than_clients,), example={"adversarial": 1, "standard": "standard"}
+    fedavg_mixed,
+    work=work,
+    refuse=(no_more_than_clients,),
+    example={"adversarial": 1, "standard": "standard"},
+    cites=("hong2023", "zizzo2020"),
 )

@@ -110,4 +110,6 @@ def _validate(
     }
 
 
-FEDAVG_VALIDATED = AlgorithmEntry(fedavg_validated, work=work, refuse=(some_train,), example={"validators": 1})
+FEDAVG_VALIDATED = AlgorithmEntry(
+    fedavg_validated, work=work, refuse=(some_train,), example={"validators": 1}, cites=("danilenka2022",)
+)

@@ -88,4 +88,4 @@ def normalisation(model: nn.Module) -> list[str]:
     ]
 
 
-FEDBN = AlgorithmEntry(fedbn, work=federated, refuse=(normalised_network,), deploys=True)
+FEDBN = AlgorithmEntry(fedbn, work=federated, refuse=(normalised_network,), deploys=True, cites=("li2021",))

@@ -98,4 +98,4 @@ def _tracked(delta: Tensors, mean: Tensors, update: Update, s_k: float) -> Tenso
     return {name: delta[name] + (mean[name] - update.model[name]) / s_k for name in delta}
 
 
-FEDGATE = AlgorithmEntry(fedgate, work=work)
+FEDGATE = AlgorithmEntry(fedgate, work=work, cites=("haddadpour2021",))

@@ -172,4 +172,5 @@ FEDGKT = AlgorithmEntry(
     deploys=True,
     aggregates=False,
     parts=("edge", "server"),
+    cites=("he2020",),
 )

@@ -100,4 +100,4 @@ def travelled_distance(steps: int, local: LocalTraining) -> float:
     return x
 
 
-FEDNOVA = AlgorithmEntry(fednova, work=federated, refuse=(proportional_pull,))
+FEDNOVA = AlgorithmEntry(fednova, work=federated, refuse=(proportional_pull,), cites=("wang2020fednova",))

@@ -144,4 +144,5 @@ FEDRBN = AlgorithmEntry(
     refuse=(no_more_than_clients, two_statistics),
     deploys=True,
     example={"adversarial": 1, "standard": "standard"},
+    cites=("hong2023",),
 )

@@ -351,4 +351,5 @@ FEDSGD = AlgorithmEntry(
     refuse=(gradients_alone,),
     aggregates=False,
     fractions=("never_updated", "updated_fraction"),
+    cites=("sawada2024",),
 )

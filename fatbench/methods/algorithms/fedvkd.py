@@ -176,4 +176,5 @@ FEDVKD = AlgorithmEntry(
     deploys=True,
     aggregates=False,
     parts=("edge", "server", "distillation head"),
+    cites=("tao2022",),
 )

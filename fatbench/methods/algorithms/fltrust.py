@@ -120,4 +120,6 @@ def trust(models: Sequence[Tensors], server_model: Tensors, broadcast: Tensors, 
     return Mixing(weights, broadcast=1 - sum(weights))
 
 
-FLTRUST = AlgorithmEntry(fltrust, work=work, refuse=(enough_held_out,), fractions=("trusted",), example={"root": 5})
+FLTRUST = AlgorithmEntry(
+    fltrust, work=work, refuse=(enough_held_out,), fractions=("trusted",), example={"root": 5}, cites=("cao2021",)
+)

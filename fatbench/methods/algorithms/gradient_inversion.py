@@ -514,4 +514,5 @@ GRADIENT_INVERSION = AlgorithmEntry(
         "recovered_ci",
     ),
     example={"batch": 1, "target_clients": 2, "candidates": 4, "inversion": "patch_ls"},
+    cites=("sawada2024",),
 )

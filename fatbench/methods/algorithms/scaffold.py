@@ -104,4 +104,4 @@ def _change(update: Update, broadcast: Tensors, c: Tensors, s_k: float) -> Tenso
     return {name: (broadcast[name] - update.model[name]) / s_k - c[name] for name in c}
 
 
-SCAFFOLD = AlgorithmEntry(scaffold, work=work)
+SCAFFOLD = AlgorithmEntry(scaffold, work=work, cites=("karimireddy2020",))
