@@ -261,7 +261,8 @@ def results(folder: Path) -> list[str]:
 
 def import_(rng: random.Random, folder: Path) -> None:
     """Results with mistakes; after any file that is accepted every command works, after any other there is nothing."""
-    from fatbench.store import export_lines
+    from result_files import mismatches
+
     from fatbench.suite import cells
 
     home = folder.parent
@@ -277,7 +278,7 @@ def import_(rng: random.Random, folder: Path) -> None:
                 tree["cell"] = cells.identity(tree["spec"])
         if rng.random() < 0.7:
             with contextlib.suppress(Exception):  # likewise behind the digests
-                for stage, digest in export_lines.mismatches(tree):
+                for stage, digest in mismatches(tree):
                     stage["digest"] = digest
         if rng.random() < 0.1:
             trees.append(copy.deepcopy(rng.choice(trees)))

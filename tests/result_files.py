@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from fatbench import packed
-from fatbench.store import export_schema
+from fatbench.store.document import ExchangeError, Numbers, digest, document
 from fatbench.store.rows import dumps
 
 RESULTS = Path(__file__).parent.parent / "results"
@@ -33,5 +34,19 @@ def cells(file: Path) -> list[dict[str, Any]]:
 def rows(line: str) -> str:
     """A line with its numbers as rows, which can be imported too."""
     cell = json.loads(line)
-    export_schema.unpack(cell, "")
+    for stage in cell.get("stages", ()):
+        if all(len(entry) == 6 for entry in stage["numbers"]):
+            stage["numbers"] = [*Numbers(stage["numbers"])]
     return dumps(cell) + "\n"
+
+
+def mismatches(line: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:
+    """(stage, its right digest) of finished stages of a valid line whose digest is missing or wrong."""
+    try:
+        cell = document(line, "")
+    except ExchangeError:
+        return
+    for stage, of_document in zip(line["stages"], cell.stages, strict=True):
+        right = digest(cell, of_document)
+        if stage["status"] == "done" and stage.get("digest") != right:
+            yield stage, right

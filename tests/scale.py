@@ -27,9 +27,9 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from fatbench.store import export_lines
+from fatbench.store import document, problems, records
 from fatbench.store.rows import cell_row
 from fatbench.store.stages import Store
 from fatbench.suite import files
@@ -146,7 +146,7 @@ def build(folder: Path, seeds: int) -> tuple[Path, Path]:
         )
     connection.close()
     with Store.open(str(part)) as store:
-        line = _line(store, first.id)
+        line = _document(store, first.id)
     with sqlite3.connect(part) as connection:
         uids: dict[str, dict[str, str]] = defaultdict(dict)
         for cell_id, stage, uid in connection.execute("SELECT cell, stage, uid FROM runs"):
@@ -158,24 +158,24 @@ def build(folder: Path, seeds: int) -> tuple[Path, Path]:
         damage = [
             one
             for one in store.ids_beginning_with(others[-1].id[:2], 5)
-            if any(export_lines.mismatches(_line(store, one)))
+            if any(problems.problems(_document(store, one)))
         ]
         assert not damage, damage
     part.rename(file)
     return suite, file
 
 
-def _digests(line: dict[str, Any], cell: Cell, uids: dict[str, str]) -> Iterator[tuple[str, str, str]]:
-    """(digest, cell, stage) of a copy of a cell with that line; `uids` of its runs, by stage."""
-    runs = [{**run, "uid": uids[run["stage"]]} for run in line["runs"]]
-    copy = {**line, "spec": cell.spec, "created": CREATED, "runs": runs}
-    for stage in line["stages"]:
-        yield export_lines.digest(copy, stage), cell.id, stage["stage"]
+def _digests(line: document.Cell, cell: Cell, uids: dict[str, str]) -> Iterator[tuple[str, str, str]]:
+    """(digest, cell, stage) of a copy of a cell with that document; `uids` of its runs, by stage."""
+    runs = [run.model_copy(update={"uid": uids[run.stage]}) for run in line.runs]
+    copy = line.model_copy(update={"spec": cell.spec, "created": CREATED, "runs": runs})
+    for stage in line.stages:
+        yield document.digest(copy, stage), cell.id, stage.stage
 
 
-def _line(store: Store, cell: str) -> dict[str, Any]:
+def _document(store: Store, cell: str) -> document.Cell:
     with store.database.reading() as connection:
-        (line,) = export_lines.lines(connection, [cell])
+        (line,) = records.read(connection, [cell])
     return line
 
 

@@ -30,7 +30,7 @@ from fatbench.data import DATASETS
 from fatbench.errors import NothingMatched, SpecError, UnknownName
 from fatbench.methods.attacks import ATTACKS
 from fatbench.runner.run_options import RunOptions
-from fatbench.store.export_lines import seal
+from fatbench.store.records import seal
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "python.md").read_text(encoding="utf-8")
@@ -544,7 +544,7 @@ def test_replicates_and_several_suites_are_asked_for_as_on_the_command_line(
         connection.execute(f"UPDATE outcome_chunks SET bits = zeroblob(length(bits)) WHERE {judged}")
     with api.opened(other) as second, second.database.writing() as sealing:
         for cell, stage in second.stages():
-            seal(sealing, cell, [stage])
+            seal(sealing, cell, stage)
     with api.opened(both) as store, api.opened(other) as second:
         assert store is not None and second is not None
         file = tmp_path / "other.jsonl"

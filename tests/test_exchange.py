@@ -11,7 +11,6 @@ import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,7 +24,6 @@ from fatbench import packed
 from fatbench.cli.app import app
 from fatbench.engine.rounds import Number
 from fatbench.errors import CONTROL, DatabaseError, FatbenchError, MachineError, SpecError
-from fatbench.store import export_lines as as_lines
 from fatbench.store import jsonl as exchange
 from fatbench.store.integrity import check
 from fatbench.store.jsonl import ExchangeError, import_
@@ -36,7 +34,7 @@ from fatbench.store.stages import Store
 
 pytest_plugins = ("databases",)
 
-PROVENANCE = {"preset": "quick", "device": "H200", "precision": "bf16", "commit": "abc", "dirty": True,
+PROVENANCE = {"preset": "quick", "device": "H200", "precision": "bf16", "commit": "abc0" * 10, "dirty": True,
               "versions": {"torch": "2.15"}, "data": "cifar10 jpeg75"}  # fmt: skip
 
 
@@ -96,7 +94,7 @@ def resealed(text: str) -> str:
 
     def one(line: str) -> str:
         value = json.loads(line)
-        for stage, digest in as_lines.mismatches(value) if "cell" in value else ():
+        for stage, digest in result_files.mismatches(value) if "cell" in value else ():
             stage["digest"] = digest
         return dumps(value) + "\n"
 
@@ -586,7 +584,7 @@ BAD_CELLS: list[tuple[Callable[[Any], Any], str]] = [
     (lambda c: stage(c, "train").update(run=2), "cell b train: run 2 does not exist"),
     (
         lambda c: stage(c, "train")["numbers"].append(stage(c, "train")["numbers"][0]),
-        "cell b: number (1, -1, 'loss') occurs twice",
+        "cell b train: the numbers of round 1 follow those of round 2",
     ),
     (lambda c: c["stages"].append(c["stages"][0]), "cell b: stage pgd20-x@2 occurs twice"),
     (lambda c: c["runs"].append(c["runs"][0]), "cell b: run {uid} occurs twice"),
@@ -790,17 +788,17 @@ def test_an_import_lets_others_write_in_between(empty: Store, tmp_path: Path, mo
     taken: list[int] = []
     take = exchange.take_in
 
-    def counted(connection: Any, cell: Any, *rest: Any) -> None:
-        if cell.cell == "c240" and len(taken) < 250:
-            raise exchange.ExchangeError("c240: somebody wrote it in the meantime; nothing was imported")
+    def counted(connection: Any, cells: Any, *rest: Any) -> None:
         with Store.open(str(empty.database.path)) as reader:
             taken.append(len(reader.cells()))
-        take(connection, cell, *rest)
+        take(connection, cells, *rest)
+        if any(cell.cell == "c240" for _, cell in cells):
+            raise exchange.ExchangeError("c240: somebody wrote it in the meantime; nothing was imported")
 
     monkeypatch.setattr(exchange, "take_in", counted)
     with pytest.raises(ExchangeError, match=r"in the meantime; 200 cells before it were imported$"):
         import_(empty, file)
-    assert (taken[99], taken[100], taken[199], taken[200]) == (0, 100, 100, 200)
+    assert taken == [0, 100, 200]
     assert len(empty.cells()) == 200
     monkeypatch.undo()
     assert import_(empty, file)["new cells"] == 50
@@ -818,11 +816,10 @@ def test_a_file_is_whole_or_not_there(empty: Store, tmp_path: Path, monkeypatch:
     assert exchange.export(empty, str(file)) == 2
     assert file.read_text(encoding="utf-8") == exported(empty)
 
-    def full(*_: Any) -> Iterator[str]:
-        yield "half a line"
+    def full(*_: Any) -> str:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(exchange, "lines_of", full)
+    monkeypatch.setattr(exchange, "_exported", full)
     before = file.read_bytes()
     with pytest.raises(MachineError, match="No space left on device"):
         exchange.export(empty, file)
@@ -918,10 +915,10 @@ def test_a_digest_that_does_not_fit(tmp_path: Path, empty: Store) -> None:
         attacked(store)
         text = as_rows(exported(store))
     other = text.replace('"train_accuracy",0.25', '"train_accuracy",0.5')
-    message = "{}:2: cell a train: its digest does not match its numbers or outcomes; was the file edited?"
+    message = "{}:2: cell a train: its digest does not match its numbers or outcomes: was it edited?"
     unchanged(empty, put(tmp_path, other), message)
     bare = re.sub('"digest":"[0-9a-f]{64}"', '"digest":null', text)
-    message = "{}:2: cell a pgd20-0a1b2c3d@2: a finished stage has no digest; was the file edited?"
+    message = "{}:2: cell a pgd20-0a1b2c3d@2: a finished stage has no digest: was it edited?"
     unchanged(empty, put(tmp_path, bare), message)
 
 
@@ -1064,85 +1061,26 @@ def test_an_export_begins_with_a_brace(content: bytes, is_one: bool, tmp_path: P
         exchange.is_export(tmp_path / "y")
 
 
-def test_two_lists_of_outcomes_agree_where_both_cover() -> None:
-    """1011 0001 1 in several cuts; a shorter list is compared as far as it goes, one without outcomes agrees."""
-    whole, cut = [(0, 9, b"\xb1\x80")], [(0, 4, b"\xb0"), (4, 5, b"\x18")]
-    for mine, theirs, agrees in (
-        (whole, cut, True),
-        (whole, cut[:1], True),
-        (whole, [(0, 8, b"\xb1")], True),
-        (whole, [], True),
-        (whole, [(0, 9, b"\xb1\x00")], False),
-        (whole, [(0, 1, b"\x00")], False),
-        (whole, [(0, 4, b"\xa0")], False),
-        (whole, [(0, 3, b"\xb0")], True),
-    ):
-        assert exchange.agree(mine, theirs) is exchange.agree(theirs, mine) is agrees
-
-
-FURTHER = [  # (status, round, checkpoint, held) here, (status, round) there, whether there replaces here
-    (("todo", 0, None, False), ("interrupted", 0), True),
-    (("todo", 5, "c", True), ("failed", 1), True),
-    (("done", 1, None, False), ("done", 9), False),
-    (("running", 1, None, True), ("done", 9), False),
-    (("running", 1, None, False), ("done", 1), True),
-    (("interrupted", 1, "c", False), ("interrupted", 9), False),
-    (("interrupted", 1, "c", False), ("done", 9), True),
-    (("interrupted", 1, None, False), ("interrupted", 2), True),
-    (("interrupted", 2, None, False), ("interrupted", 2), False),
-    (("failed", 3, None, False), ("interrupted", 2), False),
-]
-
-
-@pytest.mark.parametrize(("here", "there", "replaces"), FURTHER)
-def test_what_is_further_replaces_what_cannot_go_on(here: Any, there: Any, replaces: bool) -> None:
-    status, round, checkpoint, held = here
-    mine = exchange.StageHere(SimpleNamespace(status=status, round=round, checkpoint=checkpoint, run=1), {}, [])
-    theirs: Any = SimpleNamespace(status=there[0], round=there[1])
-    assert exchange.knows_more(mine, theirs, {1} if held else {2}) is replaces
-    assert exchange.knows_more(None, theirs, {1}) is True
-
-
-def test_numbers_differ_in_value_or_n_and_never_in_wall_time() -> None:
-    def differs(number: list[Any], here: tuple[float, int], key: tuple[int, int, str] = (1, 0, "loss")) -> str | None:
-        mine = exchange.StageHere(None, {key: here}, [])
-        return exchange.contradiction(mine, SimpleNamespace(numbers=[[*number, 0, "t"]], outcomes=[]))  # type: ignore[arg-type]
-
-    assert differs([1, 0, "loss", 0.5, 3], (0.5, 3)) is None
-    assert differs([1, 0, "loss", 0.25, 3], (0.5, 3)) == (
-        "loss of client 0 of round 1 is 0.25 (n=3) there and 0.5 (n=3) here"
-    )
-    assert differs([1, 0, "loss", 0.5, 4], (0.5, 3)) == (
-        "loss of client 0 of round 1 is 0.5 (n=4) there and 0.5 (n=3) here"
-    )
-    assert differs([1, -1, "loss", 0.5, 4], (0.5, 3), (1, -1, "loss")) == (
-        "loss of round 1 is 0.5 (n=4) there and 0.5 (n=3) here"
-    )
-    assert differs([1, -1, "seconds", 0.5, 4], (9.5, 4), (1, -1, "seconds")) is None
-    for other in ([2, 0, "loss"], [1, 1, "loss"], [1, 0, "gain"]):
-        assert differs([*other, 0.25, 3], (0.5, 3)) is None
-
-
 def test_lines_come_a_hundred_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first line is no cell; a part ends with the line that goes beyond PART characters."""
     head = json.dumps({"format": "fatbench results", "schema_version": 1, "cells": 205}) + "\n"
     file = put(tmp_path, head + "12345678\n" * 205)
-    with exchange.read_parts(file) as (promised, parts):
+    with exchange.read_parts(file) as (promised, _, parts):
         found = list(parts)
     assert promised == 205 and [len(part) for part in found] == [100, 100, 5]
     assert [number for part in found for number, _ in part] == list(range(2, 207))
     assert {line for part in found for _, line in part} == {"12345678\n"}
     monkeypatch.setattr(exchange, "PART", 27)
-    with exchange.read_parts(file) as (_, parts):
+    with exchange.read_parts(file) as (_, _, parts):
         assert [len(part) for part in parts] == [4] * 51 + [1]
-    assert (exchange.BATCH, exchange.LINE, exchange.export_schema.LINE) == (100, 2**30, 2**26)
+    assert (exchange.BATCH, exchange.LINE) == (100, 2**26)
 
 
 EDITED = {  # what is edited: where the message of the export says so; a NULL is beyond what SQLite would write
     "UPDATE stages SET status = 'dond' WHERE stage = 'train'": r"CHECK constraint failed in stages",
     "UPDATE runs SET status = 'dond' WHERE stage = 'train'": r"CHECK constraint failed in runs",
     "UPDATE stages SET digest = NULL WHERE stage = 'train'": r"a train is damaged: it is finished and has no digest",
-    "UPDATE stages SET stage = 'train' || char(1) WHERE stage = 'train'": r"a train.* is damaged: it has changed",
+    "UPDATE stages SET stage = 'train' || char(1) WHERE stage = 'train'": r"cell a: stages\.1\.stage: String",
     "UPDATE stages SET cell = 'c' WHERE cell = 'b'": r"stages refers to missing cells",
     "UPDATE points SET cell = 'c'": r"points refers to missing cells",
     "UPDATE runs SET cell = 'c'": r"runs refers to missing cells",
@@ -1151,7 +1089,7 @@ EDITED = {  # what is edited: where the message of the export says so; a NULL is
     "UPDATE runs SET uid = 'x' WHERE cell = 'b'": r"cell b: runs\.0\.uid",
     "UPDATE cells SET created = 'late' WHERE id = 'b'": r"cell b: created",
     "UPDATE stages SET stage = 'train@' WHERE cell = 'b'": r"cell b: stages\.0\.stage",
-    "UPDATE round_metrics SET created = 'late' WHERE cell = 'b'": r"cell b: stages\.0\.numbers\.0\.6",
+    "UPDATE round_metrics SET created = 'late' WHERE cell = 'b'": r"cell b: stages\.0\.numbers\.0\.5",
     "INSERT INTO cells SELECT 'a~1', spec, seed, created FROM cells WHERE id = 'a'": r"cell a~1 is named as a rep",
     "INSERT INTO replicates VALUES ('b', 'a', 1)": r"replicate b is recorded as number 1 of a",
 }
@@ -1201,11 +1139,9 @@ def test_long_lines_are_judged_as_they_come(tmp_path: Path, monkeypatch: pytest.
     file = tmp_path / "long.jsonl"
     file.write_text(head + ("x" * 2000 + "\n") * 9)
     read: list[int] = []
-    real = exchange.export_schema.cell
-    monkeypatch.setattr(
-        exchange.export_schema, "cell", lambda line, *said: (read.append(len(line)), real(line, *said))[1]
-    )
-    with exchange.read_parts(file) as (_, parts):
+    real = exchange.cell_of
+    monkeypatch.setattr(exchange, "cell_of", lambda line, *said: (read.append(len(line)), real(line, *said))[1])
+    with exchange.read_parts(file) as (_, _, parts):
         assert [len(part) for part in parts] == [1] * 9
     with pytest.raises(exchange.ExchangeError, match=r"long\.jsonl:2: "):
         exchange.check(None, file)

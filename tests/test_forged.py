@@ -22,7 +22,7 @@ from fatbench.runner.jobs import Machine
 from fatbench.runner.start import jobs_of
 from fatbench.runner.worker import work
 from fatbench.store import integrity, jsonl
-from fatbench.store.export_lines import seal
+from fatbench.store.records import seal
 from fatbench.store.schema import OUTCOME_CHUNKS, ROUND_METRICS, RUNS, STAGES, VALUES
 from fatbench.store.stages import Store
 from fatbench.suite import files
@@ -60,7 +60,8 @@ def honest(tmp_path_factory: pytest.TempPathFactory) -> Path:
         with store.database.writing() as connection:
             connection.execute(update(RUNS).values(dirty=False))  # of a checkout that somebody works in
             for cell in store.cells():
-                seal(connection, cell, [name for (id, name) in store.stages() if id == cell])
+                for name in (name for (id, name) in store.stages() if id == cell):
+                    seal(connection, cell, name)
         jsonl.export(store, folder / "results.jsonl")
     return folder / "results.jsonl"
 
@@ -90,7 +91,8 @@ def changed(honest: Path, place: Path, change: Callable[[Any], None], sealed: bo
             change(connection)
             if sealed:
                 for cell in store.cells():
-                    seal(connection, cell, [name for (id, name) in store.stages() if id == cell])
+                    for name in (name for (id, name) in store.stages() if id == cell):
+                        seal(connection, cell, name)
         jsonl.export(store, place / "changed.jsonl")
     return place / "changed.jsonl"
 

@@ -7,7 +7,6 @@ import errno
 import io
 import json
 import os
-import sqlite3
 import subprocess
 import sys
 import threading
@@ -23,7 +22,6 @@ from typing import Any
 import data_layouts as layouts
 import numpy as np
 import pytest
-import result_files
 import torch
 
 from fatbench import settings, testing
@@ -33,7 +31,7 @@ from fatbench.engine.filed import FiledTensors
 from fatbench.engine.mapped import MappedImages
 from fatbench.engine.rounds import Number, State
 from fatbench.engine.setup import Runtime, setup
-from fatbench.errors import DatabaseError, MachineError
+from fatbench.errors import MachineError
 from fatbench.methods.algorithms import ALGORITHMS
 from fatbench.report.figures import series
 from fatbench.report.numbers import cell_rows
@@ -41,7 +39,8 @@ from fatbench.report.numbers.sources import Source
 from fatbench.report.numbers.stored import stored
 from fatbench.runner import checkpoints, worker
 from fatbench.runner.jobs import Job, Machine
-from fatbench.store import export_lines, integrity, jsonl, number_text
+from fatbench.store import document, jsonl, records
+from fatbench.store.problems import problems
 from fatbench.store.stages import Store
 from fatbench.suite import cells, cost, memory_need
 
@@ -78,74 +77,18 @@ def test_the_end_of_a_stage_streams(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         last = [Number("accuracy", 0.5, 20)]
         assert peak(lambda: store.finish(run, last, round=20)) < 5  # 20 MB for all
         with store.database.reading() as connection:
-            (line,) = export_lines.lines(connection, ["a"])
-        assert len(line["stages"][0]["numbers"]) == 10_001
-        assert not list(export_lines.mismatches(line))
+            (cell,) = records.read(connection, ["a"])
+        assert len(cell.stages[0].rows) == 10_001 and not list(problems(cell))
         stream = io.StringIO()
         assert peak(lambda: jsonl.export(store, stream)) < 9
     file = tmp_path / "a.jsonl"
     file.write_text(stream.getvalue())
-    monkeypatch.setattr(number_text, "LONG", 2**16)
-    monkeypatch.setattr(number_text, "PIECE", 2**16)
     with Store.open(str(tmp_path / "b.db"), create=True) as other:
         assert peak(lambda: jsonl.import_(other, file)) < 10  # 15 MB for all
         again = io.StringIO()
         jsonl.export(other, again)
         assert again.getvalue() == stream.getvalue()
         assert jsonl.import_(other, file)["numbers already here"] == 10_001
-
-
-def test_a_check_of_many_numbers_reads_some_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(export_lines, "FEW", 100)
-    url = str(tmp_path / "a.db")
-    with Store.open(url, create=True) as store:
-        store.finish(numbered(store, 30, 100), round=30)
-        with store.database.reading() as connection:
-            (line,) = export_lines.lines(connection, ["a"])
-    assert not isinstance(line["stages"][0]["numbers"], list) and "intact" in integrity.check(url)
-    with sqlite3.connect(url) as connection:
-        connection.execute("UPDATE numbers SET value = 7 WHERE client = 99 AND round_metric = 30")
-    connection.close()
-    with pytest.raises(DatabaseError, match="cell a train has changed since it was finished"):
-        integrity.check(url)
-
-
-@pytest.mark.parametrize(
-    ("before", "after", "said"),
-    [
-        ("[3,1,", "[3,0,", r"stages\.0\.numbers\.5: out of order, or occurs twice"),
-        ("[2,1,", "[9,1,", r"stages\.0\.numbers\.4: out of order"),
-        ("[2,1,", "[2,-1,", "its digest does not match its numbers"),
-        ("[3,[0,1]", "[3,[0,0]", r"stages\.0\.numbers\.5: out of order, or occurs twice"),
-        ("[2,[0,1]", "[9,[0,1]", r"stages\.0\.numbers\.4: out of order"),
-        ("[2,[0,1]", "[2,[0]", r"stages\.0\.numbers\.\d: its lists differ in length"),
-        ('{"loss":[0.0,0.5]}', '{"loss":[0.0,0.25]}', "its digest does not match its numbers"),
-        ('"loss",0.5,', '"loss","a",', r"stages\.0\.numbers\.3\.3: Input should be a valid number"),
-        ('"loss",0.5,', '"loss",0.25,', "its digest does not match its numbers"),
-        ('"loss",0.5,1,0,', '"loss",0.5,1,7,', "run 7 does not exist"),
-        ('"loss",0.5,', '"l\\u0000",0.5,', "text that cannot be stored"),
-        ('"loss",0.5,', '"[loss]",0.5,', "its digest does not match its numbers"),
-    ],
-)
-def test_numbers_that_stay_text_are_looked_at_all_the_same(
-    before: str, after: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    file = tmp_path / "a.jsonl"
-    with Store.open(str(tmp_path / "a.db"), create=True) as store:
-        store.finish(numbered(store, 3, 2), round=3)
-        jsonl.export(store, file)
-    monkeypatch.setattr(number_text, "LONG", 100)
-    monkeypatch.setattr(number_text, "PIECE", 60)
-    with Store.open(str(tmp_path / "b.db"), create=True) as other:
-        text = file.read_text()
-        if before not in text:  # of a row, as version 1 has them
-            text = "".join(map(result_files.rows, result_files.lines(file)))
-        assert before in text
-        file.write_text(text.replace(before, after, 1))
-        with pytest.raises(jsonl.ExchangeError, match=said):
-            jsonl.import_(other, file)
-        file.write_text(text)
-        assert jsonl.import_(other, file)["new numbers"] == 6
 
 
 def test_cells_are_read_one_at_a_time(tmp_path: Path) -> None:
@@ -157,33 +100,25 @@ def test_cells_are_read_one_at_a_time(tmp_path: Path) -> None:
             assert run is not None
             store.finish(run, [Number("loss", k / 3, 1, 1, k) for k in range(400)], round=1)
         with store.database.reading() as connection:
-            lines = partial(export_lines.lines, connection)
+            lines = partial(records.read, connection)
             few, many = (peak(lambda n=n: [None for _ in lines([*"abcdefgh"[:n]])]) for n in (2, 8))
     assert many < 1.3 * few
 
 
-def test_what_is_here_is_known_by_its_digests(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A cell or its replicate: no number of the database is read. One that was edited in the file is seen."""
+def test_what_is_here_is_known_and_not_taken_in(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cell or its replicate. One that was edited in the file is seen."""
     store.finish(numbered(store, 3, 2), round=3)
-    file, read = tmp_path / "a.jsonl", []
+    file = tmp_path / "a.jsonl"
     jsonl.export(store, file)
-
-    def watched(module: Any, name: str) -> None:
-        real = getattr(module, name)
-        monkeypatch.setattr(module, name, lambda *given, **named: (read.append(name), real(*given, **named))[1])
-
-    watched(jsonl.export_schema, "cell")
-    watched(jsonl, "_stages_here")
     known = {"cells": 1, "numbers already here": 6, "new numbers": 0, "new replicates": 0}
-    assert known.items() <= jsonl.import_(store, file).items() and not read
+    assert len(jsonl.check(store, file).known) == 1 and known.items() <= jsonl.import_(store, file).items()
     with Store.open(str(tmp_path / "other.db"), create=True) as other:
         other.add_cell("a", {"seed": 0})
         run = other.claim("a", "train", suite="s", total=3, provenance={})
         assert run is not None
         other.commit(run, numbers=[Number("loss", 7.0, 1, 1, 0)], round=1)
-        assert jsonl.import_(other, file)["new replicates"] == 1 and read
-        read.clear()
-        assert known.items() <= jsonl.import_(other, file).items() and not read
+        assert jsonl.import_(other, file)["new replicates"] == 1
+        assert len(jsonl.check(other, file).known) == 1 and known.items() <= jsonl.import_(other, file).items()
     file.write_text(file.read_text().replace("[1,[0,", "[1,[5,", 1))
     with pytest.raises(jsonl.ExchangeError, match="its digest does not match its numbers"):
         jsonl.import_(store, file)
@@ -192,27 +127,25 @@ def test_what_is_here_is_known_by_its_digests(store: Store, tmp_path: Path, monk
 def test_others_write_while_a_digest_is_made(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """Numbers that are there are read before the transaction that ends the stage, and those alone."""
     run = numbered(store, 3, 2)
-    rounds, asked = export_lines.rounds, []
+    begin = records.begin_sealing
 
-    def other(connection, cell, stage, first=0, end=None):
-        asked.append((first, end))
-        if end is not None:
-            store.add_cell("b", {"seed": 1})
-        return rounds(connection, cell, stage, first, end)
+    def other(*given: Any) -> document.Sealing:
+        store.add_cell("b", {"seed": 1})
+        return begin(*given)
 
-    monkeypatch.setattr(export_lines, "rounds", other)
+    monkeypatch.setattr(records, "begin_sealing", other)
     store.finish(run, [Number("accuracy", 0.5, 3)], round=3)
-    assert asked == [(0, 3), (3, None)] and set(store.cells()) == {"a", "b"}
+    assert set(store.cells()) == {"a", "b"}
     with store.database.reading() as connection:
-        (line, _) = export_lines.lines(connection, ["a", "b"])
-    assert not list(export_lines.mismatches(line))
+        (cell, _) = records.read(connection, ["a", "b"])
+    assert not list(problems(cell))
 
 
 def test_a_stage_without_last_numbers_is_read_before(store: Store) -> None:
     store.finish(numbered(store, 3, 2), round=3)
     with store.database.reading() as connection:
-        (line,) = export_lines.lines(connection, ["a"])
-    assert len(line["stages"][0]["numbers"]) == 6 and not list(export_lines.mismatches(line))
+        (cell,) = records.read(connection, ["a"])
+    assert len(cell.stages[0].rows) == 6 and not list(problems(cell))
 
 
 # --- images of files ---------------------------------------------------------------------------------------------

@@ -14,7 +14,6 @@ from fatbench.engine.rounds import Number
 from fatbench.errors import SpecError, masked
 from fatbench.report.formats import markdown
 from fatbench.report.site.pages import Part
-from fatbench.store.export_lines import mismatches
 from fatbench.store.stages import Store
 from fatbench.suite import files
 
@@ -79,7 +78,7 @@ def test_a_suite_s_name_in_a_file_of_results_is_never_opened(tmp_path: Path, mon
     cell = json.loads(result_files.rows(lines[1]))
     for run in cell["runs"]:
         run["suite"] = str(secret)
-    for stage, digest in mismatches(cell):
+    for stage, digest in result_files.mismatches(cell):
         stage["digest"] = digest
     head = {**json.loads(lines[0]), "cells": 1}
     (tmp_path / "r.jsonl").write_text(f"{json.dumps(head)}\n{json.dumps(cell)}\n")

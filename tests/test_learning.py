@@ -27,7 +27,6 @@ from fatbench.runner.jobs import Machine
 from fatbench.runner.start import jobs_of
 from fatbench.runner.worker import work
 from fatbench.store import jsonl
-from fatbench.store.export_lines import mismatches
 from fatbench.store.stages import Store
 from fatbench.suite import files
 
@@ -120,7 +119,7 @@ def transformers(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 [*n[:3], 0.1, *n[4:]] if n[2] == "natural" and n[0] in rounds else n for n in stage["numbers"]
             ]
     for cell in of.values():
-        for stage, digest in mismatches(cell):
+        for stage, digest in result_files.mismatches(cell):
             stage["digest"] = digest
     rows = folder / "rows.jsonl"
     rows.write_text("\n".join([first, *map(json.dumps, of.values())]) + "\n")

@@ -110,11 +110,11 @@ def _execute(url: str, statement: str) -> None:
 def test_a_database_of_another_schema_is_refused(number: str, store: Store, url: str) -> None:
     with store.database.writing() as connection:
         connection.execute(update(VERSION).values(version_num=number))
-    message = f"{{}} has schema {number}, this fatbench has {SCHEMA}: export it with the fatbench that wrote it"
-    message += " (fatbench export -o FILE), and import FILE into a new database with this one"
+    message = f"{{}} has schema {number}, {'older' if number < SCHEMA else 'newer'} than {SCHEMA} of this fatbench: "
+    message += database.EXPORT if number < SCHEMA else "update fatbench"
     for create in (False, True):
         refused(DatabaseError, url, message, create=create)
-    with pytest.raises(DatabaseError, match="import FILE into a new database"):
+    with pytest.raises(DatabaseError, match=f"has schema {number}"):
         check(url)
 
 

@@ -41,6 +41,7 @@ from fatbench.store.stages import LeaseLost, StageRow, Store
 
 pytest_plugins = ("databases",)
 
+COMMIT = 40 * "a"
 CELL = "0123456789ab"
 SPEC = {"seed": 7, "model": {"name": "nin"}, "eps": "8/255"}
 FORK = multiprocessing.get_context("fork")  # the children use nothing but the store: no need to import it anew
@@ -56,7 +57,14 @@ def store(url: str) -> Iterator[Store]:
 
 
 def claim(store: Store, stage: str = "train", *, cell: str = CELL, retry: bool = False, **more: Any) -> int | None:
-    provenance = {"preset": "smoke", "device": "cpu", "precision": "fp32", "commit": "abc", "dirty": False, **more}
+    provenance = {
+        "preset": "smoke",
+        "device": "cpu",
+        "precision": "fp32",
+        "commit": COMMIT,
+        "dirty": False,
+        **more,
+    }
     how = {"retry_failed": True} if retry else {}  # else the default
     return store.claim(cell, stage, suite="s", total=3, provenance=provenance, **how)
 
@@ -116,7 +124,7 @@ def test_a_number_carries_its_provenance(store: Store) -> None:
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", created)
     assert number == {
         "cell": CELL, "suite": "s", "stage": "train", "round": 1, "metric": "loss", "value": 2.5, "n": 0, "seed": 7,
-        "commit": "abc", "device": "cpu", "precision": "fp32", "client": -1, "preset": "smoke", "dirty": False,
+        "commit": COMMIT, "device": "cpu", "precision": "fp32", "client": -1, "preset": "smoke", "dirty": False,
         "run": run, "settings": None, "replicate_of": None, "replicate": 0,
     }  # fmt: skip
     (attempt,) = store.runs([CELL])
@@ -673,7 +681,7 @@ def _fill(store: Store, cells: int, metrics: int) -> list[str]:
             [
                 {
                     "id": i + 1, "uid": f"{i:032x}", "cell": c, "stage": "train", "suite": "s", "status": "done",
-                    "started": moment, "extra": "{}", "device": "cpu", "commit": "abc", "precision": "fp32",
+                    "started": moment, "extra": "{}", "device": "cpu", "commit": COMMIT, "precision": "fp32",
                     "versions": '{"torch":"2.15"}',
                 }
                 for i, c in enumerate(ids)

@@ -20,7 +20,7 @@ from fatbench.errors import SpecError, printable
 from fatbench.report.numbers.published import Lookup
 from fatbench.report.tables import number_format
 from fatbench.runner import executors
-from fatbench.store.export_schema import ExchangeError, parsed
+from fatbench.store.document import ExchangeError, parsed
 from fatbench.store.rows import stored_text
 from fatbench.store.schema import ROUND_METRICS
 from fatbench.suite import files

@@ -19,7 +19,7 @@ from fatbench.runner.jobs import Machine
 from fatbench.runner.run_options import RunOptions
 from fatbench.runner.start import jobs_of
 from fatbench.runner.worker import work
-from fatbench.store import export_lines, jsonl
+from fatbench.store import jsonl
 from fatbench.store.numbers import remove
 from fatbench.store.schema import OUTCOME_CHUNKS, ROUND_METRICS, VALUES
 from fatbench.store.stages import Store
@@ -197,7 +197,7 @@ def another_run(text: str, cell: str) -> str:
     for stage in line["stages"]:
         for number in stage["numbers"]:
             number[3] += number[2] == "train_loss"
-    for stage, digest in export_lines.mismatches(line):
+    for stage, digest in result_files.mismatches(line):
         stage["digest"] = digest
     return json.dumps({**json.loads(head), "cells": 1}) + "\n" + json.dumps(line) + "\n"
 
@@ -239,7 +239,7 @@ def test_a_true_file_and_an_edited_one(results: Path, monkeypatch: Any, tmp_path
             for number in stage["numbers"]:
                 number[3] = 0.9 if number[2] == "natural" else number[3]
             stage["outcomes"] = stage["outcomes"] if stage["stage"][:7] != "natural" else NINE_OF_TEN
-        for stage, digest in export_lines.mismatches(cell):
+        for stage, digest in result_files.mismatches(cell):
             stage["digest"] = digest
         edited.append(json.dumps(cell))
     file = tmp_path / "edited.jsonl"

@@ -38,7 +38,7 @@ def facts() -> list[tuple[str, str]]:
 
     code = provenance.code_version()
     lines: list[tuple[str, str]] = [
-        ("fatbench", f"{__version__}, commit {code['commit']}{' (modified)' if code['dirty'] else ''}"),
+        ("fatbench", f"{__version__}, commit {code['commit'] or 'unknown'}{' (modified)' if code['dirty'] else ''}"),
         ("python", f"{platform.python_version()} at {sys.executable}"),
         ("system", f"{platform.platform()}, {provenance.processor()}, {os.cpu_count()} cores"),
         *([("cpu", "no instructions for bfloat16: use --precision fp32")] if provenance.emulates_bfloat16() else []),

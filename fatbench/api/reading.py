@@ -506,10 +506,14 @@ def take_in(sources: Sequence[Path], db: str | None, problems: list[str] | None)
     """
     from fatbench.report.numbers import sql_tables
     from fatbench.runner import labels
-    from fatbench.store import inputs, jsonl
+    from fatbench.store import inputs, jsonl, old_databases
     from fatbench.suite.asked import contradiction
     from fatbench.suite.validate_import import identity
 
+    if databases := [source for source in sources if old_databases.is_database(source)]:
+        if len(sources) > 1:
+            raise SpecError(f"{databases[0]} is a database: import it by itself")
+        return [_take_over(databases[0], settings.database(db))], {}
     with opened(db, create=True) as store:
         checked = [
             jsonl.check(store, source, identify=identity, contradiction=contradiction, problems=problems)
@@ -526,6 +530,28 @@ def take_in(sources: Sequence[Path], db: str | None, problems: list[str] | None)
         sql_tables.judge(store, sorted(cells))
         several = any(summary["new replicates"] for summary in summaries)
         return summaries, inputs.differing_replicates(store.database) if several else {}
+
+
+def _take_over(file: Path, url: str) -> dict[str, Any]:
+    """Make a new database of an older one, with its models; counts of what it holds. SpecError: `url` is not new."""
+    from fatbench.store import folder, integrity, old_databases
+
+    if "://" in url and not url.startswith("sqlite"):
+        raise SpecError(f"{settings.shown_url(url)}: a database is taken over into a new file (--db NEW.db)")
+    target = Path(url.removeprefix("sqlite:///"))
+    old_files, new_files = settings.files_folder(str(file)), settings.files_folder(url)
+    shares_files = old_files.resolve() == new_files.resolve()
+    if not shares_files and new_files.is_dir() and any(new_files.iterdir()):
+        raise SpecError(f"{new_files} is not empty: models of {file} are copied to a new folder")
+    old_databases.take_over(file, target, keep_identity=shares_files)
+    counts = integrity.counts(url, contents=False)
+    linked = 0
+    if not shares_files and old_files.is_dir():
+        linked = old_databases.link_files(old_files, new_files)
+        with Store.open(url) as store:
+            folder.claim(store, new_files)
+    numbers = {"new numbers": counts["numbers"], "files of models": linked}
+    return {"file": str(file), "cells": counts["cells"], **numbers, "invalid lines": 0}
 
 
 def with_table(plans: Sequence[tuple[Suite, Plan]], ids: Sequence[str]) -> list[tuple[Suite, Plan]]:

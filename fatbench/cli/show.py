@@ -379,7 +379,8 @@ def cell(
         console.print(
             f"run {run['id']}: {run['stage']} {run['status']}, {run['started']} on {run['host']},"
             f"{_slurm(run)} {run['device']},"
-            f" {run['precision']}, {_path(run)}commit {str(run['commit'])[:12]}{' (modified)' if run['dirty'] else ''}"
+            f" {run['precision']}, {_path(run)}commit {(run['commit'] or 'unknown')[:12]}"
+            f"{' (modified)' if run['dirty'] else ''}"
         )
     if "evaluated" not in spec and any((stage, row.status) == ("train", "done") for (_, stage), row in stages.items()):
         console.print(f"computes it again: {way_back(id.partition(SIGN)[0])}", soft_wrap=True)

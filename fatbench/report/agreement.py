@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 from fatbench.report.numbers.cell_rows import numbers_of
 from fatbench.report.numbers.statistics import binomial_tail
 from fatbench.report.pairs import label, measured_numbers
-from fatbench.store.consistency import FRACTIONS
 from fatbench.store.doubt_names import PREFIX
+from fatbench.store.problems import FRACTIONS
 from fatbench.store.schema import NUMBERS
 from fatbench.store.selection import WORDS
 

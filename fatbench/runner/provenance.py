@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import hashlib
 import os
 import platform
@@ -16,7 +17,7 @@ PACKAGES = ("torch", "torchvision", "timm", "torchattacks", "pyautoattack", "aut
 
 @cache
 def produced_by(device: str) -> dict[str, Any]:
-    """The provenance of results on a device: {"device", "versions", "commit", "dirty", ...}."""
+    """The provenance of results on a device: {"device", "versions", "user", "commit", "dirty", ...}."""
     versions = {"python": platform.python_version()}
     for package in (*PACKAGES, "fatbench"):
         try:
@@ -30,7 +31,15 @@ def produced_by(device: str) -> dict[str, Any]:
         name = torch.cuda.get_device_name(device)
     else:
         name = f"cpu ({processor()})"
-    return {"device": name, "versions": versions, **code_version()}
+    return {"device": name, "versions": versions, "user": user(), **code_version()}
+
+
+def user() -> str | None:
+    """The name of who runs this; None where the system has none."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container's user without a name
+        return None
 
 
 INSTRUCTIONS = (
@@ -87,12 +96,10 @@ def slurm_job() -> str:
 
 @cache
 def code_version() -> dict[str, Any]:
-    """{"commit": hash, "dirty": bool} of the running code; outside a git checkout, the package's version.
+    """{"commit": 40 hex digits, "dirty": bool} of the running code; both None outside a git checkout.
 
     If something is not committed, "diff" is the SHA-256 of the difference, including untracked files.
     """
-    from fatbench.version import __version__
-
     root = Path(__file__).parent.parent.parent
 
     def git(*arguments: str) -> str | None:
@@ -105,7 +112,7 @@ def code_version() -> dict[str, Any]:
         return process.stdout.strip()
 
     if not (root / ".git").exists() or (commit := git("rev-parse", "HEAD")) is None:
-        return {"commit": f"release {__version__}", "dirty": False}
+        return {"commit": None, "dirty": None}
     if not git("status", "--porcelain", "--", "fatbench"):
         return {"commit": commit, "dirty": False}
     digest = hashlib.sha256((git("diff", "HEAD", "--binary", "--", "fatbench") or "").encode())
@@ -117,7 +124,7 @@ def code_version() -> dict[str, Any]:
 def short_version() -> str:
     """The first letters of the running code's commit, with "+" if something is not committed."""
     code = code_version()
-    return f"{code['commit'][:12]}{'+' * code['dirty']}" if "release" not in code["commit"] else ""
+    return f"{code['commit'][:12]}{'+' * code['dirty']}" if code["commit"] else ""
 
 
 def _content(file: Path) -> bytes:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from fatbench import packed, settings, whole_file
 from fatbench.errors import FatbenchError, MachineError, SpecError, did_you_mean, reason
-from fatbench.store import export_schema
+from fatbench.store.document import document
 from fatbench.store.stage_names import parsed
 from fatbench.suite import files
 from fatbench.suite.cells import Plan
@@ -111,8 +111,9 @@ def _cells(file: Path) -> Iterator[dict[str, Any]]:
         with packed.read_text(file) as lines:
             for line in lines:
                 if line.startswith('{"cell"'):
-                    export_schema.unpack(cell := json.loads(line), str(file))
-                    yield cell
+                    cell = document(json.loads(line), str(file))
+                    stages = [dict(stage) | {"numbers": stage.rows} for stage in cell.stages]
+                    yield {**dict(cell), "runs": [dict(run) for run in cell.runs], "stages": stages}
     except (OSError, ValueError, *packed.DAMAGED) as error:
         raise MachineError(f"{file}: cannot be read as results ({reason(error, file)})") from None
 

@@ -9,7 +9,6 @@
     stage_names      the parts of a stage's name: attack, hash, precision, round
     points           the points of suites' grids at which a cell stands, for SQL
     numbers          how numbers are stored: one row for each round and metric
-    number_text      reads numbers from the text of an exported line
     rows             the values of a row as the tables hold them
     doubt_names      the metrics that make a result doubtful: "doubt_..."
     selection        which round is the last, best-val or best-test one
@@ -17,10 +16,12 @@
     answers          a network's fingerprint, as stored
     inputs           which data, weights and plug-ins produced a number
     replicates       further runs of the same cell
+    document         a cell as a document: the fields of a line, its numbers, its digests
+    problems         what cannot be in a document
+    merge            one document of two of the same cell
+    records          reads and writes documents in the database
     jsonl            exports results and imports them
-    export_lines     cells as lines of an export, and their digests
-    export_schema    checks the lines of an export
-    consistency      checks that a stage's numbers fit together
+    old_files        names that files of earlier versions have
     integrity        checks a whole database
     rights           what this user may write and remove
     cleanup          deletes cells and copies databases

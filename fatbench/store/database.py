@@ -23,7 +23,7 @@ from weakref import finalize
 
 from sqlalchemy import Connection, create_engine, event, func, insert, inspect, select, text
 from sqlalchemy.engine import URL, Engine, make_url
-from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, OperationalError
+from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, OperationalError, SQLAlchemyError
 from sqlalchemy.pool import NullPool
 
 from fatbench.errors import DatabaseError, FatbenchError, MachineError, SpecError, Unavailable
@@ -35,15 +35,13 @@ from fatbench.store.schema import (
     IDENTITY,
     METADATA,
     OUTCOMES_VIEW,
-    OUTCOMES_VIEW_SQL,
     RESULTS_VIEW,
-    RESULTS_VIEW_SQL,
     SCHEMA,
     SUITE_CELLS,
-    SUITE_CELLS_SQL,
+    TAKEN_OVER,
     VERSION,
     VIEW,
-    VIEW_SQL,
+    VIEWS,
 )
 
 log = logging.getLogger("fatbench")
@@ -52,6 +50,7 @@ BUSY = 60.0  # seconds that SQLite waits for another process's lock
 PAUSE = 1.0  # seconds between two tries at a locked database
 # how SQLite's messages about damage begin that have no error code
 DAMAGE = ("no such ", "unknown function", "foreign key mismatch", "unsupported file format")
+EXPORT = "export it with the fatbench that wrote it (fatbench export -o FILE), and import FILE into a new database"
 IMMUTABLE = "ro&immutable=1"  # reads without locks and leaves nothing
 NETWORK = ("nfs", "nfs4", "cifs", "smb3", "smbfs", "lustre", "gpfs", "beegfs", "ceph", "fuse.sshfs", "afs", "glusterfs")
 
@@ -275,8 +274,9 @@ class Database:
         try:
             with database.reading() as connection:
                 number = database._schema(connection)
+                if number is not None:
+                    database._demand_schema(connection, number)
             if number is not None:
-                database._demand_schema(number)
                 if create and database.path is None:
                     database._demand_grants()
             elif create:
@@ -480,12 +480,19 @@ class Database:
             return None
         return ""
 
-    def _demand_schema(self, number: str) -> None:
-        if number != SCHEMA:
-            raise DatabaseError(
-                f"{self.shown} has schema {number or 'none'}, this fatbench has {SCHEMA}: export it with the fatbench"
-                " that wrote it (fatbench export -o FILE), and import FILE into a new database with this one"
-            )
+    def _demand_schema(self, connection: Connection, number: str) -> None:
+        if number == SCHEMA:
+            return
+        writer = ""
+        with suppress(SQLAlchemyError):
+            commit = connection.scalar(text('SELECT "commit" FROM runs ORDER BY id DESC LIMIT 1'))
+            writer = f", last written by commit {commit}" if commit else ""
+        direction, advice = ("newer", "update fatbench") if number > SCHEMA else ("older", EXPORT)
+        if number in TAKEN_OVER and self.path is not None:
+            advice = f"fatbench import {self.path} --db NEW.db takes it over; it stays, and models are copied beside"
+        raise DatabaseError(
+            f"{self.shown} has schema {number or 'none'}{writer}, {direction} than {SCHEMA} of this fatbench: {advice}"
+        )
 
     def _demand_grants(self) -> None:
         """Raise MachineError if a server does not let this user do all that a run does."""
@@ -510,16 +517,14 @@ class Database:
         lock(connection)
         number = self._schema(connection)
         if number is not None:
-            self._demand_schema(number)
+            self._demand_schema(connection, number)
             return
         METADATA.create_all(connection, checkfirst=False)
         VERSION.create(connection)
         connection.execute(insert(VERSION).values(version_num=SCHEMA))
         connection.execute(insert(IDENTITY).values(id=uuid.uuid4().hex))
-        connection.execute(text(VIEW_SQL))
-        connection.execute(text(SUITE_CELLS_SQL))
-        connection.execute(text(OUTCOMES_VIEW_SQL[connection.dialect.name]))
-        connection.exec_driver_sql(RESULTS_VIEW_SQL[connection.dialect.name])
+        for sql in VIEWS[connection.dialect.name]:
+            connection.exec_driver_sql(sql)
         if self.path is not None:
             connection.exec_driver_sql(f"PRAGMA application_id = {APPLICATION_ID}")
 

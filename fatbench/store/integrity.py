@@ -6,17 +6,18 @@ import hashlib
 import json
 import sqlite3
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from sqlalchemy import Connection, and_, func, inspect, select
 from sqlalchemy.exc import SAWarning, SQLAlchemyError
 
 from fatbench.errors import DatabaseError, FatbenchError
 from fatbench.settings import shown_url
-from fatbench.store import consistency, export_lines, leases, replicates
+from fatbench.store import leases, records, replicates
 from fatbench.store.database import Database
+from fatbench.store.document import Cell, ExchangeError
+from fatbench.store.problems import Contradiction, Identify, problems
 from fatbench.store.rows import batches, cell_row, counted_text
 from fatbench.store.schema import (
     ASKED,
@@ -39,10 +40,9 @@ from fatbench.store.schema import (
     VIEW_SQL,
 )
 
-Identify = Callable[[Mapping[str, Any]], str]
-Contradiction = Callable[[Mapping[str, Any]], str | None]
 UNREADABLE = (
-    SQLAlchemyError, SAWarning, sqlite3.Error, ArithmeticError, AttributeError, LookupError, TypeError, ValueError
+    SQLAlchemyError, SAWarning, sqlite3.Error, ArithmeticError, AttributeError, LookupError, TypeError, ValueError,
+    ExchangeError,
 )  # fmt: skip
 
 
@@ -84,20 +84,20 @@ def counts(
     try:
         with warnings.catch_warnings(), Database.open(url) as database, database.reading() as connection:
             warnings.simplefilter("error", SAWarning)  # raised for a table whose definition has changed
-            problems = [
+            found = [
                 *_problems(connection),
                 *(_content_problems(connection, identify, contradiction) if contents else ()),
             ]
-            problems += [] if files is None else _file_problems(connection, files)
+            found += [] if files is None else _file_problems(connection, files)
             tables = [table for table in METADATA.sorted_tables if table is not IDENTITY]
             row_counts = {
                 table.name: connection.scalar(select(func.count()).select_from(table)) or 0 for table in tables
             }
     except UNREADABLE as error:  # whatever cannot be read is damaged
         raise Damaged(f"{shown_database} is damaged: {_reason(error)}") from error
-    if problems:
-        remainder = f" (and {len(problems) - 5} more)" if len(problems) > 5 else ""
-        raise Damaged(f"{shown_database} is damaged: {'; '.join(problems[:5])}{remainder}")
+    if found:
+        remainder = f" (and {len(found) - 5} more)" if len(found) > 5 else ""
+        raise Damaged(f"{shown_database} is damaged: {'; '.join(found[:5])}{remainder}")
     return row_counts
 
 
@@ -213,11 +213,23 @@ def _content_problems(
     yield from _misnamed(connection)
     for cell_batch in batches(connection.scalars(select(CELLS.c.id)), 100):
         try:
-            for line in export_lines.lines(connection, cell_batch):
-                yield from _cell_problems(line, identify, contradiction)
+            for cell in records.read(connection, cell_batch):
+                id, known = replicates.name(cell.cell, cell.replicate), _known_identity(cell, identify)
+                for stage, problem in problems(cell, known, contradiction):
+                    yield f"cell {id}{' ' * bool(stage)}{stage}: {problem}"
             yield from _unexported_problems(connection, cell_batch)
         except UNREADABLE as error:
             yield f"cells {cell_batch[0]} to {cell_batch[-1]}: {_reason(error)}"
+
+
+def _known_identity(cell: Cell, identify: Identify | None) -> Identify | None:
+    """`identify`, unless the cell is of a plug-in that is not loaded."""
+    if identify is not None:
+        try:
+            identify(cell.spec)
+        except FatbenchError:
+            return None
+    return identify
 
 
 def _file_problems(connection: Connection, folder: Path) -> Iterator[str]:
@@ -244,20 +256,3 @@ def _unexported_problems(connection: Connection, cells: Sequence[str]) -> Iterat
             leases.epoch(row.heartbeat)
         except ValueError:
             yield f"cell {row.cell} {row.stage}: its heartbeat is not a time"
-
-
-def _cell_problems(
-    line: Mapping[str, Any], identify: Identify | None, contradiction: Contradiction | None
-) -> Iterator[str]:
-    cell_id = line["cell"].partition(replicates.SIGN)[0]
-    try:
-        identity = cell_id if identify is None else identify(line["spec"])
-    except FatbenchError:  # a plug-in that is not loaded
-        identity = cell_id
-    if identity != cell_id:
-        yield f"cell {line['cell']}: its spec is that of {identity}"
-    for name, problem in consistency.problems(line, contradiction):
-        yield f"cell {line['cell']} {name}: {problem}"
-    for stage, _ in export_lines.mismatches(line):
-        problem = "has changed since it was finished" if stage["digest"] else "is finished but has no digest"
-        yield f"cell {line['cell']} {stage['stage']} {problem}"

@@ -26,6 +26,8 @@ from sqlalchemy import (
 APPLICATION_ID = 0x66617462  # "fatb", in the header of fatbench's SQLite files
 SCHEMA = "0008"  # raised with every change of the tables below; databases of another are refused
 
+TAKEN_OVER = ("0005", "0006", "0007")  # earlier ones that `fatbench.store.old_databases` reads
+
 METADATA = MetaData()
 # byte order in every database, so that an export does not depend on the server's locale
 NAME = String(190).with_variant(Text(), "sqlite").with_variant(Text(collation="C"), "postgresql")
@@ -128,7 +130,7 @@ STAGES = Table(
     Column("run", Integer, ForeignKey("runs.id")),
     Column("error", Text),
     Column("heartbeat", TIME),
-    Column("digest", String(64)),  # of a finished stage, see fatbench.store.export_lines
+    Column("digest", String(64)),  # of a finished stage, see fatbench.store.document
     PrimaryKeyConstraint("cell", "stage", name="stages_key"),
     Index("stages_run", "run"),
 )
@@ -256,3 +258,7 @@ RESULTS_VIEW_SQL = {
         best_test="json_extract(t.record, '$.best-test.round')", best_val="json_extract(t.record, '$.best-val.round')",
     ),
 }  # fmt: skip
+VIEWS = {
+    dialect: (VIEW_SQL, SUITE_CELLS_SQL, OUTCOMES_VIEW_SQL[dialect], RESULTS_VIEW_SQL[dialect])
+    for dialect in ("postgresql", "sqlite")
+}  # statements that create the views

@@ -36,18 +36,16 @@ def evaluation(stage: str, settings: Mapping[str, Any], requested: Mapping[str, 
     return named if is_named and (origin is None) == ("origin" not in settings) else None
 
 
-def contradiction(stage: Mapping[str, Any]) -> str | None:
+def contradiction(stage: Any) -> str | None:
     """The contradiction between a stage's name and its settings, in words; None if they agree.
 
-    stage: as in a line of an export.
+    stage: of a document (`fatbench.store.document`).
     """
-    settings, (_, label) = stage.get("settings"), _names(stage["stage"])
-    if settings is None or stage["stage"] == "train":
+    if stage.settings is None or stage.stage == "train":
         return None
-    sizes = [number[4] for number in stage["numbers"] if number[2] == label]  # [round, client, metric, value, n]
-    chunk = stage["outcomes"][0][1] if stage["outcomes"] else None
-    requested = stage["record"].get("requested")
-    if not is_another(stage["stage"], settings, sizes[0] if sizes else None, chunk, requested):
+    label, chunk = _names(stage.stage)[1], stage.outcomes[0][1] if stage.outcomes else None
+    n = next((n for _, _, metric, _, n, *_ in stage.rows if metric == label), None)
+    if not is_another(stage.stage, stage.settings, n, chunk, stage.record.get("requested")):
         return None
     return "its settings do not give the hash in its name: its number may be of another attack or of other images"
 

@@ -19,8 +19,8 @@ from fatbench.errors import DatabaseError
 from fatbench.report.numbers.doubts import Doubt, Doubts, Outcomes, doubts
 from fatbench.report.numbers.shown_runs import changed_since
 from fatbench.store import inputs
-from fatbench.store.consistency import disagreement, impossible
 from fatbench.store.inputs import Inputs
+from fatbench.store.problems import disagreement, impossible
 from fatbench.store.rows import batches
 from fatbench.store.schema import CELLS, NUMBERS, OUTCOME_CHUNKS, RUNS, STAGES
 from fatbench.store.selection import MONITORED, Checkpoint, checkpoint_round
@@ -126,16 +126,16 @@ def doubts_of(
     numbers = numbers_of(cells, store, EVALUATED & OVERALL) if read_numbers is None else read_numbers
     bits_of = outcomes(cells, store) if read_outcomes is None else read_outcomes
     evaluated = sorted({number.cell for number in numbers})
-    stage_query = sql(STAGES.c.cell, STAGES.c.stage, STAGES.c.settings, RUNS.c.device, RUNS.c.commit)
+    stage_query = sql(STAGES.c.cell, STAGES.c.stage, STAGES.c.settings, RUNS.c.device, RUNS.c.commit, RUNS.c.versions)
     stage_query = stage_query.outerjoin(RUNS, RUNS.c.id == STAGES.c.run).where(STAGES.c.stage != "train")
     further_doubts = _without_images(numbers, bits_of, store)
     stages_by_attack: dict[tuple[str, str], list[tuple[str, str]]] = {}  # (evaluation, settings as JSON) -> its stages
-    for cell, stage, text, device, commit in fetch(store, stage_query, STAGES.c.cell, evaluated):
+    for cell, stage, text, device, commit, versions in fetch(store, stage_query, STAGES.c.cell, evaluated):
         if text is None:
             further_doubts.setdefault((cell, stage), []).append(Doubt("no_settings"))
         else:
             stages_by_attack.setdefault((parsed(stage).evaluation, text), []).append((cell, stage))
-        if device is not None and commit is None:
+        if device is not None and commit is None and '"fatbench"' not in (versions or ""):  # no release either
             further_doubts.setdefault((cell, stage), []).append(Doubt("no_commit"))
     for stages, doubt in _other_attacks(stages_by_attack, numbers, store) if stages_by_attack else ():
         for key in stages:

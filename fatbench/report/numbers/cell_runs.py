@@ -31,7 +31,7 @@ def runs_as_text(runs: Sequence[Mapping[str, Any]]) -> str:
     """Runs as lines of text: each run, then each evaluation with its values and their range."""
     lines = ["runs of this cell:"]
     for run in runs:
-        lines.append(f"  {run['id']}  {run['device']}, {run['precision']}, commit {str(run['commit'])[:10]}")
+        lines.append(f"  {run['id']}  {run['device']}, {run['precision']}, commit {(run['commit'] or 'unknown')[:10]}")
     for stage in dict.fromkeys(stage for run in runs for stage in run["evaluations"]):
         values = [run["evaluations"].get(stage) for run in runs]
         measured_values = [value for value in values if value is not None]

@@ -71,6 +71,7 @@ WORDS = {  # code -> what is printed; {value}, {against} and {metric} are the do
     "changed": "computed with {against}",
     "no_settings": "the settings of its attack are not recorded",
     "no_commit": "the commit of its code is not recorded",
+    "unverified": "imported from a file without digests: nobody can tell whether it was edited",
     "no_outcomes": "no outcome of each image is stored",
     "impossible": "no accuracy that {value:.0f} images can give",
     "not_cut": "of all images: their outcomes are not stored",

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from fatbench.store import consistency
-from fatbench.store.consistency import count_correct, disagreement, problems
+from fatbench.store import problems as consistency
+from fatbench.store.document import Cell, Run, Stage, blocks_of, sealed
+from fatbench.store.problems import count_correct, disagreement, problems
 
 SPEC = {"algorithm": {"rounds": 3}, "partition": {"clients": 2}, "test": 8}
 TRAIN = {
@@ -31,7 +32,19 @@ def found(train: list[Any] | None = None, pgd: list[Any] | None = None, **more: 
     for key, value in more.items():
         position, _, field = key.partition("_")
         line["stages"][{"train": 0, "pgd": 1}[position]][field] = value
-    return [said for _, said in problems(line)]
+    return [said for _, said in problems(document_of(line))]
+
+
+def document_of(line: Any) -> Cell:
+    """A document with these fields alone, sealed as it is."""
+    runs = [Run.model_construct(uid=str(i), **run) for i, run in enumerate(line["runs"])]
+    rows = [{tuple(row[:3]): [*row, "now"] for row in stage["numbers"]} for stage in line["stages"]]
+    common = {"total": 0, "error": None, "settings": None, "digest": None}
+    stages = [
+        Stage.model_construct(**{**common, **stage, "numbers": blocks_of(sorted(of_stage.values()))})
+        for stage, of_stage in zip(line["stages"], rows, strict=True)
+    ]
+    return sealed(Cell.model_construct(cell="a", created="now", spec=line["spec"], runs=runs, stages=stages))
 
 
 def test_bits_are_counted() -> None:
@@ -219,7 +232,7 @@ def test_training_and_evaluation_say_the_same_of_the_same_images() -> None:
 
 
 def test_the_settings_of_a_stage_are_asked_for() -> None:
-    assert [said for _, said in problems(LINE, lambda stage: f"not {stage['stage']}")] == [
+    assert [said for _, said in problems(document_of(LINE), None, lambda stage: f"not {stage.stage}")] == [
         "not train",
         "not pgd20-0a@3",
     ]

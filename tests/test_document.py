@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from fatbench.errors import UnknownName
-from fatbench.store import export_lines, export_schema
-from fatbench.store.export_schema import ExchangeError
+from fatbench.store import document
+from fatbench.store.document import Cell, ExchangeError
+from fatbench.store.jsonl import cell_of
 
 TIME, UID, MOST, FAR = "2026-01-31T00:00:00.000Z", "0" * 32, 2**31 - 1, 1.01e100
 RUN: dict[str, Any] = {
@@ -66,7 +67,8 @@ FIELDS: dict[str, tuple[list[Any], list[Any]]] = {
     "runs.0.pid": ([None, -(2**31), MOST], [-(2**31) - 1, MOST + 1, "1", True]),
     "runs.0.dirty": ([None, True, False], [0, 1, "yes"]),
     "runs.0.versions": ([None, {}, {"torch": "2"}], [{"torch": None}, {"torch": 2}, []]),
-    **{f"runs.0.{name}": WORD for name in ("preset", "host", "device", "precision", "commit", "log", "error")},
+    **{f"runs.0.{name}": WORD for name in ("preset", "host", "device", "precision", "log", "error")},
+    "runs.0.commit": ([None, 40 * "a", "release 0.1.0"], ["", "abc", 41 * "a", 40 * "A", 1]),
     "runs.0.extra": ([{}, {"any": [1]}, {"x": nested(28)}], [None, [], {"x": nested(29)}]),
     "runs.0.extra.data": (
         [None, "x", {"name": "x"}, {"name": "x", "variant": None, "fingerprint": None, "more": 1}],
@@ -127,8 +129,8 @@ def put(path: str, value: Any) -> dict[str, Any]:
     return line
 
 
-def read(line: Any) -> export_schema.CellLine:
-    return export_schema._validate(export_schema._CELL, line, "f:2")
+def read(line: Any) -> Cell:
+    return document.document(line, "f:2")
 
 
 @pytest.mark.parametrize("path", FIELDS)
@@ -157,42 +159,33 @@ def test_every_field_has_its_bounds_above_and_is_needed() -> None:
             read(put(place, 1))
 
 
-def test_what_is_exported_has_fields_that_can_be_imported() -> None:
-    """Numbers and outcomes of what is finished its digest covers; those of what is not are looked at."""
-    export_schema.check_fields(LINE)
-    for status, refused in (("interrupted", True), ("done", False)):
-        line = put("stages.0.numbers.0.6", "late")
-        line["stages"][0]["status"] = status
-        if refused:
-            with pytest.raises(ExchangeError, match=r"^cell a: stages\.0\.numbers\.0\.6: "):
-                export_schema.check_fields(line)
-        else:
-            export_schema.check_fields(line)
-            assert line["stages"][0]["numbers"] != []
-
-
 # --- a line --------------------------------------------------------------------------------------------------------
+
+
+def digest_of(line: Any) -> str:
+    cell = read(line)
+    return document.digest(cell, cell.stages[0])
 
 
 def said(line: Any, **more: Any) -> str:
     with pytest.raises(ExchangeError) as refused:
-        export_schema.cell(line if isinstance(line, str) else json.dumps(line) + "\n", "f:2", **more)
+        cell_of(line if isinstance(line, str) else json.dumps(line) + "\n", 2, "f:2", **more)
     return str(refused.value)
 
 
 def test_a_line_is_read_and_what_does_not_fit_together_named() -> None:
-    assert export_schema.cell(json.dumps(LINE), "f:2", lambda spec: "a").cell == "a"
+    assert cell_of(json.dumps(LINE), 2, "f:2", lambda spec: "a").cell == "a"
     run = put("runs", [RUN, {**RUN, "uid": "1" * 32}])
     run["stages"][0]["run"] = 1
     run["stages"][0]["numbers"][0][5] = 1
-    assert export_schema.cell(json.dumps(run), "f:2").stages[0].run == 1
+    assert cell_of(json.dumps(run), 2, "f:2").stages[0].run == 1
     for path in ("stages.0.run", "stages.0.numbers.0.5"):
         assert said(put(path, 1)) == "f:2: cell a train: run 1 does not exist"
     twice = put("stages.0.numbers", [*STAGE["numbers"], [1, -1, "loss", 0.25, 0, 0, TIME]])
     assert said(twice) == "f:2: cell a: number (1, -1, 'loss') occurs twice"
     for other in ([2, -1, "loss"], [1, 0, "loss"], [1, -1, "gain"]):
         line = put("stages.0.numbers", [*STAGE["numbers"], [*other, 0.5, 0, 0, TIME]])
-        assert len(export_schema.cell(json.dumps(line), "f:2").stages[0].numbers) == 2
+        assert len(cell_of(json.dumps(line), 2, "f:2").stages[0].rows) == 2
 
 
 @pytest.mark.parametrize(
@@ -210,18 +203,18 @@ def test_a_line_is_read_and_what_does_not_fit_together_named() -> None:
 def test_outcomes_follow_one_another(outcomes: Any, message: str | None) -> None:
     line = put("stages.0.outcomes", outcomes)
     if message is None:
-        assert len(export_schema.cell(json.dumps(line), "f:2").stages[0].outcomes) == len(outcomes)
+        assert len(cell_of(json.dumps(line), 2, "f:2").stages[0].outcomes) == len(outcomes)
     else:
         assert said(line) == f"f:2: cell a train: {message}"
 
 
 def test_a_finished_stage_has_the_digest_of_what_it_says() -> None:
     done = put("stages.0.status", "done")
-    assert said(done) == "f:2: cell a train: a finished stage has no digest; was the file edited?"
+    assert said(done) == "f:2: cell a train: a finished stage has no digest: was it edited?"
     done["stages"][0]["digest"] = "0" * 64
-    assert said(done) == "f:2: cell a train: its digest does not match its numbers or outcomes; was the file edited?"
-    done["stages"][0]["digest"] = export_lines.digest(done, done["stages"][0])
-    assert export_schema.cell(json.dumps(done), "f:2").stages[0].status == "done"
+    assert said(done) == "f:2: cell a train: its digest does not match its numbers or outcomes: was it edited?"
+    done["stages"][0]["digest"] = digest_of(done)
+    assert cell_of(json.dumps(done), 2, "f:2").stages[0].status == "done"
     beside = put("stages.0.numbers.0.1", -2)
     assert said(beside) == "f:2: cell a train: loss of client -2: clients are counted from 0"
 
@@ -246,9 +239,9 @@ def test_an_identity_that_cannot_be_computed_names_the_plugin_of_the_runs() -> N
 
 
 def test_messages_are_cut_at_300_characters_and_in_one_line() -> None:
-    assert export_schema.shorten(f"a \n b{295 * 'x'}") == f"a b{295 * 'x'}"
-    assert export_schema.shorten(f"a \n b{296 * 'x'}") == f"a b{295 * 'x'}..."
-    assert export_schema.shorten(300 * "x") == 300 * "x"
+    assert document.shorten(f"a \n b{295 * 'x'}") == f"a b{295 * 'x'}"
+    assert document.shorten(f"a \n b{296 * 'x'}") == f"a b{295 * 'x'}..."
+    assert document.shorten(300 * "x") == 300 * "x"
 
 
 @pytest.mark.parametrize(
@@ -265,9 +258,9 @@ def test_messages_are_cut_at_300_characters_and_in_one_line() -> None:
     ],
 )  # fmt: skip
 def test_the_first_line(line: str, message: str) -> None:
-    assert export_schema.header('{"format": "fatbench results", "schema_version": 1, "cells": 7}', "f:1") == 7
+    assert document.header('{"format": "fatbench results", "schema_version": 1, "cells": 7}', "f:1") == (7, 1)
     with pytest.raises(ExchangeError) as refused:
-        export_schema.header(line, "f:1")
+        document.header(line, "f:1")
     assert str(refused.value) == message
 
 

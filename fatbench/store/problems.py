@@ -1,4 +1,4 @@
-"""Checks a stage's numbers: accuracies are the means of their outcomes, and all are within the cell's bounds.
+"""What cannot be in the document of a cell, because its parts contradict each other or its digests.
 
 An accuracy under attack is stored twice, as a number and as one bit for each test image; the bits decide. The best
 round, too, is stored twice: as a record and as the largest number.
@@ -6,13 +6,18 @@ round, too, is stored twice: as a record and as the largest number.
 
 from __future__ import annotations
 
-import base64
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
-from fatbench.store import doubt_names, selection
+from fatbench.errors import FatbenchError, UnknownName
+from fatbench.store import selection
+from fatbench.store.document import Cell, Stage, digest, shorten
 from fatbench.store.stage_names import parsed
+
+Identify = Callable[[Mapping[str, Any]], str]
+Contradiction = Callable[[Stage], str | None]
 
 # accuracies and fractions, besides the metrics that evaluations are named after
 OF_HELD_OUT = {"holdout_accuracy", "holdout_natural"}
@@ -64,77 +69,134 @@ def disagreement(metric: str, value: float, n: int, correct: int, total: int) ->
 
 
 def problems(
-    line: Mapping[str, Any], contradiction: Callable[[Mapping[str, Any]], str | None] | None = None
+    cell: Cell, identify: Identify | None = None, contradiction: Contradiction | None = None
 ) -> Iterator[tuple[str, str]]:
-    """(stage, its contradiction in itself or to the cell) in a line of an export as JSON data.
+    """(stage, or empty for the whole cell; what is wrong) of all that cannot be in a document that fatbench wrote.
 
-    contradiction: describes how a stage's name contradicts its settings (`fatbench.suite.asked`).
+    identify: computes the identity of a spec, which must be the cell's id. contradiction: describes how a stage's name
+    contradicts its settings, or returns None (`fatbench.suite.asked`).
     """
-    for stage in line["stages"]:
-        name = stage["stage"]
-        numbers = stage["numbers"]  # millions are text, which is read repeatedly
-        chunks = [(n, base64.b64decode(bits)) for _, n, bits in stage["outcomes"]]
-        problem = _number_problem(line["spec"], name, numbers, chunks)
-        outcomes = sum(n for n, _ in chunks)
-        if problem is None and name != "train" and outcomes not in (0, stage["round"]):
-            problem = f"{outcomes} outcomes of {stage['round']} examples"
-        if problem is None and stage["status"] == "done":
-            problem = _last_round_problem(line["spec"], stage) or _best_round_problem(stage["record"], numbers)
-        if problem is None and stage["run"] is not None:
-            run_stage = line["runs"][stage["run"]]["stage"]
-            problem = None if run_stage == name else f"its run is one of {run_stage}"
-        if problem is None and contradiction is not None:
-            problem = contradiction(stage)
-        if problem is not None:
-            yield name, problem
-    if problem := _training_contradiction(line):
+    if identify is not None:
+        yield from (("", problem) for problem in _identity_problem(cell, identify))
+    if structural := list(misfits(cell)):
+        yield from structural
+        return
+    for stage in cell.stages:
+        if (problem := _stage_problem(cell, stage, contradiction)) is not None:
+            yield stage.stage, problem
+    if problem := _training_contradiction(cell):
         yield "train", problem
+    for stage in cell.stages:
+        if stage.status == "done" and stage.digest is None:
+            yield stage.stage, "a finished stage has no digest: was it edited?"
+        elif stage.status == "done" and stage.digest != digest(cell, stage):
+            yield stage.stage, "its digest does not match its numbers or outcomes: was it edited?"
 
 
-def _training_contradiction(line: Mapping[str, Any]) -> str | None:
+def _identity_problem(cell: Cell, identify: Identify) -> Iterator[str]:
+    try:
+        identity = identify(cell.spec)
+    except (FatbenchError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        yield f"{shorten(str(error))}{_plugin_hint(cell, error)}"
+    else:
+        if identity != cell.cell:
+            yield f"its id does not match its settings ({identity}): was it edited?"
+
+
+def _plugin_hint(cell: Cell, error: Exception) -> str:
+    """The part of a message that names the plug-in from which a cell's runs had an unknown name."""
+    records = (record for run in cell.runs for record in run.extra.get("plugins", ()))
+    names = {
+        f"{record['plugin']} (sha256 {record['sha256'][:12]})"
+        for record in records
+        if isinstance(error, UnknownName) and error.entry in record["names"]
+    }
+    return f"; its runs used the plug-in {' and '.join(sorted(names))}: pass it with --plugin" if names else ""
+
+
+def misfits(cell: Cell) -> Iterator[tuple[str, str]]:
+    """(stage or empty, parts of a document that do not fit together)."""
+    names = {"run": [run.uid for run in cell.runs], "stage": [stage.stage for stage in cell.stages]}
+    for kind, known in names.items():
+        yield from (("", f"{kind} {key} occurs twice") for key, count in Counter(known).items() if count > 1)
+    for stage in cell.stages:
+        runs = {block[4] for block in stage.numbers} | (set() if stage.run is None else {stage.run})
+        for run in sorted(runs):
+            if run >= len(cell.runs):
+                yield stage.stage, f"run {run} does not exist"
+                return
+        last_round = -1
+        for rows in stage.rows.rounds():
+            keys = [row[:3] for row in rows]
+            if rows[0][0] < last_round:
+                yield stage.stage, f"the numbers of round {rows[0][0]} follow those of round {last_round}"
+            last_round = rows[0][0]
+            if twice := [key for key, following in pairwise(keys) if key == following]:
+                yield "", f"number {twice[0]} occurs twice"
+        position = 0
+        try:
+            chunks = stage.chunks
+        except ValueError as error:
+            yield stage.stage, f"outcomes: {error}"
+            continue
+        for start, n, bits in chunks:
+            if start != position or len(bits) != (n + 7) // 8:
+                yield stage.stage, f"the outcomes from {start} on do not fit"
+            position += n
+
+
+def _stage_problem(cell: Cell, stage: Stage, contradiction: Contradiction | None) -> str | None:
+    """The first contradiction of a stage in itself or to its cell, or None."""
+    outcomes = sum(n for _, n, _ in stage.outcomes)
+    if problem := _number_problem(cell.spec, stage.stage, stage.rows, [(n, bits) for _, n, bits in stage.chunks]):
+        return problem
+    if stage.stage != "train" and outcomes not in (0, stage.round):
+        return f"{outcomes} outcomes of {stage.round} examples"
+    if stage.status == "done" and (
+        problem := _last_round_problem(cell.spec, stage) or _best_round_problem(stage.record, stage.rows)
+    ):
+        return problem
+    if stage.run is not None and cell.runs[stage.run].stage != stage.stage:
+        return f"its run is one of {cell.runs[stage.run].stage}"
+    return None if contradiction is None else contradiction(stage)
+
+
+def _training_contradiction(cell: Cell) -> str | None:
     """How the clean accuracy logged in training contradicts the evaluation of the same round and images.
 
     Both are over the first test images. A training that diverged is skipped: there they are the most frequent class.
     """
+    training = cell.by_stage.get("train")
     logged = {
         round: (value, n)
-        for stage in line["stages"]
-        if stage["stage"] == "train"
-        for round, client, metric, value, n, *_ in stage["numbers"]
+        for round, client, metric, value, n, *_ in (() if training is None else training.rows)
         if metric == "natural" and client < 0
     }
-    for stage in line["stages"]:
-        name, settings = parsed(stage["stage"]), stage.get("settings") or {}
-        images_by_metric = {metric: n for _, client, metric, _, n, *_ in stage["numbers"] if client < 0}
-        diverged = any(doubt_names.current_form(metric, 1.0)[0] == "doubt_diverged" for metric in images_by_metric)
-        if settings.get("name") != "natural" or "origin" in settings or diverged or name.round not in logged:
+    for stage in cell.stages:
+        name, settings = parsed(stage.stage), stage.settings or {}
+        if settings.get("name") != "natural" or "origin" in settings or name.round not in logged:
             continue
-        bits, n = _bits(stage["outcomes"]), images_by_metric.get(name.metric, 0)
+        images_by_metric = {metric: n for _, client, metric, _, n, *_ in stage.rows if client < 0}
+        bits, n = stage.bits, images_by_metric.get(name.metric, 0)
         value, logged_images = logged[name.round]
-        if not 0 < logged_images <= n or len(bits) % n:
+        if "doubt_diverged" in images_by_metric or not 0 < logged_images <= n or len(bits) % n:
             continue
         correct = sum(bits[start : start + logged_images].count("1") for start in range(0, len(bits), n))
         accuracy = correct / (logged_images * (len(bits) // n)) if bits else value
         if abs(accuracy - value) > APART:
             return (
-                f"natural of round {name.round} is {value!r}, {stage['stage']} says {accuracy!r} of the same "
+                f"natural of round {name.round} is {value!r}, {stage.stage} says {accuracy!r} of the same "
                 f"{logged_images} images"
             )
     return None
 
 
-def _bits(chunks: Iterable[Sequence[Any]]) -> str:
-    """The outcomes of a line's stage as a text of "0" and "1"."""
-    packed = ((n, base64.b64decode(bits)) for _, n, bits in chunks)
-    return "".join(f"{int.from_bytes(bits):0{8 * len(bits)}b}"[:n] for n, bits in packed)
-
-
-def _last_round_problem(spec: Mapping[str, Any], stage: Mapping[str, Any]) -> str | None:
+def _last_round_problem(spec: Mapping[str, Any], stage: Stage) -> str | None:
     """The problem of a finished training that did not reach its last round, or None."""
-    rounds, last_round = _bound(spec, *BOUNDS[0]), stage["record"].get("last", {}).get("round", stage["round"])
-    if stage["stage"] != "train" or rounds is None or (stage["round"], last_round) == (rounds, rounds):
+    rounds, last_round = _bound(spec, *BOUNDS[0]), (stage.record.get("last") or {}).get("round", stage.round)
+    if stage.stage != "train" or rounds is None or (stage.round, last_round) == (rounds, rounds):
         return None
-    return f"finished in round {last_round if stage['round'] == rounds else stage['round']} of {rounds}"
+    return f"finished in round {last_round if stage.round == rounds else stage.round} of {rounds}"
 
 
 def _best_round_problem(record: Mapping[str, Any], numbers: Iterable[Sequence[Any]]) -> str | None:
