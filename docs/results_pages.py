@@ -27,11 +27,12 @@ from tabulate import tabulate
 
 from benchmarks.table import number
 from fatbench import api, packed, report
-from fatbench.cli.audit import text as audit_text
 from fatbench.report import audit, contrasts, sentences
+from fatbench.report.audit import leads, measured, papers, questions
+from fatbench.report.audit.reading import Known
 from fatbench.report.contrasts import Difference
 from fatbench.report.numbers import statistics
-from fatbench.report.numbers.frame import COLUMNS, frame
+from fatbench.report.numbers.frame import frame
 from fatbench.report.pairs import measured_numbers, pairs
 from fatbench.report.tables import number_format
 from fatbench.report.tables.combined import combine
@@ -230,9 +231,10 @@ class Pages:
             tests=self.tests, accuracies=self.accuracies, values=self.values, share=self.share,
             one_seed=self.one_seed, shown=shown,
             leak=self.leak, leaks=self.leaks, kept=self.kept,
-            exploratory=self.exploratory, pilot=self.pilot, seeds_needed=audit.seeds_needed,
+            exploratory=self.exploratory, pilot=self.pilot, seeds_needed=leads.seeds_needed,
             spread_interval=self.spread_interval, share_between=self.share_between, gaps=self.gaps,
-            audit=self.audit, audited=self.audited, below=self.below, spread=self.spread,
+            audit=audit.of_papers, papers=papers.all_papers, audited=self.audited, below=self.below, spread=self.spread,
+            table=audit.table, overview=audit.overview, shared=audit.shared, seeds_answer=self.seeds_answer,
             bench=json.loads((RESULTS / "bench" / "bench-cpu.json").read_text(encoding="utf-8")), number=number,
             busy=json.loads((RESULTS / "bench" / "busy" / "bench-cpu.json").read_text(encoding="utf-8")),
             own_edge=json.loads((RESULTS / "bench" / "own-edge.json").read_text(encoding="utf-8")),
@@ -386,27 +388,27 @@ class Pages:
         return [float(sd * ((seeds - 1) / chdtri(seeds - 1, tail)) ** 0.5) for tail in (0.025, 0.975)]
 
     @staticmethod
-    def audit(points: float | None = None) -> list[str]:
-        """What `fatbench audit` says of the papers' tables, in Markdown; points: the spread over seeds."""
-        return [audit_text(check, "markdown") for check in audit.audit(audit.published(), points)]
+    def seeds_answer(paper: str, points: float) -> str:
+        """What is said of the seeds that a paper's leads need at a spread in points."""
+        return leads.deviations(audit.of_papers(name=paper).numbers, points).says.rpartition("; ")[2]
 
     @staticmethod
-    def below(table: str) -> str:
+    def below(paper: str, table: str) -> str:
         """How many of a printed table's robust accuracies are below a constant classifier's: "57 of 72"."""
-        rows = audit.floor(audit.published()).rows.set_index("table").loc[table]
-        return f"{rows['below'].sum()} of {rows['numbers'].sum()}"
+        numbers = audit.of_papers(name=paper).numbers
+        answer = questions.floor(numbers[numbers["table"] == table])
+        return f"{answer.raised} of {answer.asked}"
 
-    def audited(self, *suites: tuple[str, str | None]) -> str:
-        """What `fatbench audit` says of the measured cells of (suite, preset; None: its usual one), each once."""
-        numbers_by_suite = []
+    def audited(self, *suites: tuple[str, str | None]) -> pandas.DataFrame:
+        """The measured cells of (suite, preset; None: its usual one), each once, and the papers, as one long table."""
+        longs = []
         for name, preset in suites:
             _, plan, store = self._plan(name, preset, None)
-            numbers = frame(store, plan)[[*COLUMNS]].assign(suite=name)
+            numbers = frame(store, plan).assign(suite=name)
             planned = {evaluation.id for cell in plan.cells for evaluation in cell.evaluations}
             of_suite = [parsed(stage).evaluation in planned for stage in numbers["stage"]]
-            numbers_by_suite.append(numbers[of_suite])  # another suite may judge the same cells on other images
-        numbers = pandas.concat(numbers_by_suite, ignore_index=True).drop_duplicates()
-        return "\n\n".join(audit_text(check, "markdown") for check in audit.of_results(numbers))
+            longs.append(measured.of_results(numbers[of_suite], Known(paper="*our own*")).numbers)
+        return pandas.concat([*longs, audit.of_papers().numbers], ignore_index=True)
 
     def leak(self, name: str, where: str) -> Leak:
         """What an attack makes of what is sent, from the filter of one cell."""

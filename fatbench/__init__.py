@@ -19,6 +19,7 @@
     fatbench.outcomes("sfat-cifar10", "pgd20")            which images are classified right
     fatbench.compare("SFAT", "FAT", suite="sfat-cifar10") whether two rows differ; two arrays of outcomes, too
     fatbench.tests("fat-baselines")                       what a suite declares, corrected as a whole
+    fatbench.audit("paper.csv")                           what a printed table can bear; a data frame, too
     fatbench.plot("sfat-cifar10", "F3")                   a figure
     fatbench.Table.from_frame(frame, "method", ["pgd20"]) a table of numbers of yours
 
@@ -63,6 +64,7 @@ if TYPE_CHECKING:
     from fatbench.api import Evaluation as Evaluation
     from fatbench.api import Table as Table
     from fatbench.api import aggregate as aggregate
+    from fatbench.api import audit as audit
     from fatbench.api import compare as compare
     from fatbench.api import evaluate as evaluate
     from fatbench.api import export_results as export_results
@@ -93,9 +95,9 @@ if TYPE_CHECKING:
     from fatbench.errors import Unavailable as Unavailable
 
 _API = (
-    "Comparison", "Evaluation", "Table", "aggregate", "compare", "evaluate", "export_results", "import_results",
-    "list_models", "load_data", "load_model", "make_suite", "names", "outcomes", "partition", "plan", "plot",
-    "register", "results", "run", "suites", "table", "tests",
+    "Comparison", "Evaluation", "Table", "aggregate", "audit", "compare", "evaluate", "export_results",
+    "import_results", "list_models", "load_data", "load_model", "make_suite", "names", "outcomes", "partition", "plan",
+    "plot", "register", "results", "run", "suites", "table", "tests",
 )  # fmt: skip
 _ERRORS = ("DatabaseError", "Doubtful", "FatbenchError", "MachineError", "NothingMatched", "SpecError", "Unavailable")
 _ELSEWHERE = {

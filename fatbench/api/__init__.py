@@ -9,6 +9,7 @@
     reading        stored results as tables, frames and figures
     tables         the class Table
     comparing      whether two rows, cells, files or arrays differ, and what a suite declares
+    auditing       sanity checks of printed tables
     evaluating     attacks models that were trained anywhere
     making         methods and suites from a notebook
     parts          data, partitions and aggregation for a user's own training loop
@@ -25,6 +26,7 @@ names are there without it.
 from __future__ import annotations
 
 from fatbench.api.asking import in_python, known_choice, with_argument_names
+from fatbench.api.auditing import audit
 from fatbench.api.comparing import Comparison, compare, tests
 from fatbench.api.evaluating import CHECK, Evaluation, attack_and_store, evaluate
 from fatbench.api.making import make_suite, names, register
@@ -55,6 +57,7 @@ __all__ = [
     "Table",
     "aggregate",
     "attack_and_store",
+    "audit",
     "compare",
     "evaluate",
     "existing_store",
