@@ -145,7 +145,8 @@ class Results:
             self.store.commit(run, round=8, outcomes=(0, 8, change.get("bits", b"\x0f")))
             metric = stage.partition("-")[0]
             numbers = [Number(metric, value, 1, n=8), Number("chance", 0.125, 1, n=8)]
-            self.store.finish(run, numbers + [Number(name, 1.0, 1) for name in change.get("flags", ())])
+            numbers += [Number(name, 1.0, 1) for name in change.get("flags", ())]
+            self.store.finish(run, numbers, record={"requested": {"n": 8, "batch": 8}})
 
 
 def test_every_finished_number_is_compared_or_named(tmp_path: Any) -> None:

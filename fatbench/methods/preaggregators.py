@@ -97,6 +97,7 @@ def after(updates: Sequence[Update], context: Context, *, pre: PreAggregator, ag
     weights. A made upload has the number of its row, if there are as many as clients that of the client. The weights
     shown are those of the clients' uploads. Raises ValueError where the aggregator treats clients by number and the
     uploads are not one for each.
+    Source: Karimireddy et al., ICLR 2022 (bucketing before an aggregator); Allouah et al., AISTATS 2023 (nnm).
     """
     positions = by_number(updates)
     draw = randomness.generator(context.problem.seed, "preaggregate", context.round)
