@@ -6,14 +6,23 @@
     fatbench.table("sfat-cifar10", preset="smoke")
 
     running        suites, plans, runs
+    needs          what cells need: data sets, weights, functions
+    offers         how long runs take, and what a machine finishes
     reading        stored results as tables, frames and figures
     tables         the class Table
+    outcome_rows   which test images a cell classified right
+    sites          what a site shows
     comparing      whether two rows, cells, files or arrays differ, and what a suite declares
+    verifying      runs a sample of exported cells again
     auditing       sanity checks of printed tables
     evaluating     attacks models that were trained anywhere
+    inverting      what stands beside the attacks on an update
     making         methods and suites from a notebook
+    beside         a suite with a row of one's own
+    deleting       which cells a deletion takes
     parts          data, partitions and aggregation for a user's own training loop
     image_groups   test images of the same person, writer or video
+    machine        this machine in facts
     asking         what these functions share
     lines          progress as lines of text
 

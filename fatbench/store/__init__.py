@@ -22,6 +22,7 @@
     records          reads and writes documents in the database
     jsonl            exports results and imports them
     old_files        names that files of earlier versions have
+    old_databases    databases of earlier schemas
     integrity        checks a whole database
     rights           what this user may write and remove
     cleanup          deletes cells and copies databases

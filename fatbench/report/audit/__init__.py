@@ -8,6 +8,8 @@
     measured    stored results as such a long table
     papers      papers' tables, described by YAML files beside them
     questions   what is asked of the numbers
+    leads       leads between rows, and deviations over runs
+    answers     what a question found
 
 What is printed are questions to the authors of a table. None says how a number came about, or that it is wrong.
 """
