@@ -355,7 +355,7 @@ def test_what_slurm_cannot_do(machine, monkeypatch, tmp_path, capsys, fake_slurm
     fake_slurm()
     for content, message in (
         ("slurm = 3", r"slurm: expected a table \[slurm\]"),
-        ("[jobs]\nn = 3", "jobs: expected one value"),
+        ("[db]\nn = 3", "db: expected one value"),
         ("[slrum]", r"unknown setting 'slrum' \(did you mean 'slurm'\?\)"),
         ("[slurm.attacks]\npartitoin = 'x'", r"\[slurm.attacks\]: unknown key 'partitoin'"),
     ):
