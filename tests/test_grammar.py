@@ -127,6 +127,8 @@ def test_what_a_line_asks(line: str, expected: dict[str, Any], asked: Any) -> No
         ("run X -c run.wait=maybe", "run.wait: expected true or false, got 'maybe'"),
         ("run X --rerun al", "--rerun: expected failed, changed or both, got 'al'"),
         ("run X --precision a,b,c", "--precision: expected one, or two such as tf32,fp32, got 'a,b,c'"),
+        ("run sfat-mu -k run.precision=fp32", "-k run.precision=fp32: only report chooses runs"),
+        ("report -k run.host=a", "-k: a run has no 'host' (known: commit, device, precision)"),
         ("status --color blue", "--color: expected auto, always or never, got 'blue'"),
         ("compare SFAT", "missing B: fatbench compare SFAT B --suite NAME, or fatbench compare NAME"),
         ("audit x.csv", "x.csv: no such file"), ("list thing", "no kind of thing is named 'thing'"),

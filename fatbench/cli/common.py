@@ -125,11 +125,16 @@ def run_filter(where: list[str] | None) -> str:
     return f"{matches[0][1]}={matches[0][2]}" if matches else ""
 
 
-def named_filter(where: list[str] | None) -> str | None:
-    """One filter of all that were given; each by itself is what `-k` says it is."""
+def named_filter(where: list[str] | None, of_runs: bool = False) -> str | None:
+    """One filter of all that were given; each by itself is what `-k` says it is.
+
+    of_runs: whether the command chooses runs, too, by `run_filter`. SpecError: it does not, and one is given.
+    """
     from fatbench.suite import filters
 
     of_cells = [text for text in where or () if not RUN_FILTER.fullmatch(text)]
+    if len(of_cells) < len(where or ()) and not of_runs:
+        raise SpecError(f"-k {next(text for text in where or () if text not in of_cells)}: only report chooses runs")
     return filters.join_filters(of_cells) if of_cells else None
 
 

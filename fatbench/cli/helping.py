@@ -67,7 +67,7 @@ MOVED_OPTIONS = _pairs("""
     report --spread: -c report.spread=VALUE; report --numbers: -c report.numbers=VALUE;
     report --bom: -c report.bom=true; report --with-evaluated: -c report.evaluated=true; plot --y: --metric VALUE;
     plot --cell: fatbench plot VALUE; plot --plain: --width text; plot --serif: -c plot.serif=true;
-    site --runs: -c run.precision=fp32; site --images: no longer needed: images are found in results/figures;
+    site --runs: fatbench report -k run.VALUE; site --images: no longer needed: images are found in results/figures;
     status --every: --watch; compare --tests: fatbench compare NAME; check --contract: fatbench check FILE.py;
     verify --cell: -k cell=VALUE; verify --precision: -c run.precision=VALUE; verify --seed: --sample-seed VALUE;
     plan --gpus: --jobs VALUE; plan --calibrate: --on here; run --retry-failed: --rerun failed;

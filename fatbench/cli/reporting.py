@@ -175,8 +175,9 @@ def report(
     columns = metrics if len(metrics) > differences else []
     made = api.table(
         names or (), table or None, rows=name_list(by), columns=columns, preset=preset, select=checkpoint(select),
-        published=published != "none", where=named_filter(where), with_evaluated=settings.switch("report.evaluated"),
-        runs=run_filter(where), notes=style.pop("notes", None), digits=settings.number("report.digits", 2, 0, 6),
+        published=published != "none", where=named_filter(where, of_runs=True), runs=run_filter(where),
+        with_evaluated=settings.switch("report.evaluated"), notes=style.pop("notes", None),
+        digits=settings.number("report.digits", 2, 0, 6),
         images=IMAGES[common], sort=sort, differences=metrics[-1] if differences else None,
     )  # fmt: skip
     unmeasured = made.unmeasured if format not in DATA_FORMATS else []
