@@ -1,9 +1,9 @@
 """A suite file becomes checked cells and what they will cost. Nothing here imports torch, numpy or a method.
 
     folders            the folders in which suites are searched for
-    files              finds a suite and reads it
+    files              finds a suite, reads it and applies `extends`
     trees              plain dicts and lists from YAML: reading, merging, the line of a key
-    language           from a file to its cells: `extends`, grid, overrides, weights of other cells, transfers
+    language           from a suite to its cells: grid, overrides, weights of other cells, transfers
     contents           the structure of a suite file
     model              the pydantic models of its sections
     seeds              seeds as text: "0-4", as options and files take them and tables say them

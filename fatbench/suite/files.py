@@ -6,6 +6,7 @@ preset, against the functions that will receive their settings.
 
 from __future__ import annotations
 
+import difflib
 import functools
 import os
 import re
@@ -24,7 +25,7 @@ from fatbench.suite.folders import available as available
 from fatbench.suite.folders import folders as folders
 from fatbench.suite.folders import own_files
 from fatbench.suite.tables import Figure, Table
-from fatbench.suite.trees import Keys, Places, Tree, merge
+from fatbench.suite.trees import Keys, Places, Source, Tree, merge
 
 
 @dataclass(frozen=True)
@@ -160,7 +161,7 @@ def load(name: str) -> Suite:
     """
     name, settings = split_settings(name)
     file = locate(name)
-    tree, sources = language.resolve(file, locate)
+    tree, sources = _resolve(file)
     places = Places(str(file), tuple(sources))
     for plugin in tree.get("plugins", ()):
         plugins.add(Path(plugin), places(("plugins",)))
@@ -227,3 +228,78 @@ def name_with_settings(name: str, settings: Sequence[str] | None) -> str:
         if not SETTING.match(f"+{setting}"):
             raise SpecError(f"--set: expected a setting such as algorithm.local.lr=0.02, got '{setting}'")
     return "+".join([name, *(settings or ())])
+
+
+# --- a file, merged over the one that it extends --------------------------------------------------------------------
+
+
+def _resolve(file: Path, children: tuple[Path, ...] = ()) -> tuple[Tree, list[Source]]:
+    """The mapping of a suite file merged over that of the suite it extends, and the sources of both."""
+    resolved = file.resolve()
+    if resolved in children:
+        chain = " -> ".join(path.stem for path in (*children, resolved))
+        raise SpecError(f"{file}: a suite cannot extend itself ({chain})")
+    child, source = trees.read(file)
+    place = Places(str(file), (source,))
+    if "plugins" in child:
+        plugins = child["plugins"]
+        if not (isinstance(plugins, list) and all(isinstance(plugin, str) and plugin for plugin in plugins)):
+            problem = f"expected a list of files such as [mine.py], got {plugins!r}"
+            raise SpecError(problem).below("plugins").at(place)
+        child = {**child, "plugins": [str(resolved.parent / plugin) for plugin in plugins]}
+    if "extends" not in child:
+        return child, [source]
+    name = str(child["extends"])
+    try:
+        neighbour = file.parent / name
+        parent_file = neighbour if neighbour.is_file() else locate(name)
+        if parent_file.suffix not in (".yaml", ".yml"):  # messages would repeat the keys of any other file
+            raise SpecError(f"{name} is not a suite file: its name must end in .yaml")
+    except SpecError as error:
+        raise error.below("extends").at(place) from None
+    parent, sources = _resolve(parent_file, (*children, resolved))
+    try:
+        tree, inherited = _extended(parent, child)
+    except SpecError as error:
+        raise error.at(place) from None
+    return tree, [replace(source, inherited=inherited), *sources]
+
+
+def _extended(parent: Tree, child: Tree) -> tuple[Tree, int]:
+    """(the parent with the sections of the child, the number of inherited overrides of the grid)."""
+    tree, inherited = {**parent, **child}, 0
+    for key in parent.keys() & child.keys() & {"base", "axes", "evaluate", "presets"}:
+        if isinstance(child[key], dict):
+            tree[key] = merge(parent[key], child[key])
+    if "plugins" in parent and "plugins" in child:
+        tree["plugins"] = list(dict.fromkeys([*parent["plugins"], *child["plugins"]]))
+    parent_axes, axes = (dict(axes) if isinstance(axes := suite.get("axes"), dict) else {} for suite in (parent, child))
+    for axis in axes if parent_axes else ():  # else the label of a misspelt axis would be in every cell
+        near = difflib.get_close_matches(axis, parent_axes, n=1, cutoff=0.8)
+        if axis not in parent_axes and near:
+            problem = f"no axis of the suite that this one extends (did you mean '{near[0]}'?)"
+            raise SpecError(problem).below(axis).below("axes")
+    parent_grid, grid = parent.get("grid"), child.get("grid")
+    if isinstance(parent_grid, dict) and isinstance(grid, dict):  # one that names no points has those of the parent
+        kept = () if {"product", "include"} & grid.keys() else ("product", "include", "exclude")
+        tree["grid"] = {**{key: parent_grid[key] for key in kept if key in parent_grid}, **grid}
+        above, own = (overrides or [] for overrides in (parent_grid.get("overrides"), grid.get("overrides")))
+        if grid.get("replace_overrides") is not True and isinstance(above, list) and isinstance(own, list):
+            tree["grid"]["overrides"], inherited = [*above, *own], len(above)
+    for key in ("tables", "figures"):  # a parent without a name is only a fragment, whose tables stay as they are
+        if key not in child and "name" in parent and isinstance(tree.get(key), list):
+            tree[key] = [_with_new_rows(node, parent_axes, tree) for node in tree[key]]
+    return tree, inherited
+
+
+def _with_new_rows(node: Any, parent_axes: Tree, tree: Tree) -> Any:
+    """An inherited table or figure; one that shows the baseline among other labels also shows the new labels."""
+    condition = node.get("where") if isinstance(node, dict) else None
+    for axis, shown_labels in condition.items() if isinstance(condition, dict) else ():
+        parent_labels, labels = parent_axes.get(axis), (tree.get("axes") or {}).get(axis)
+        if not (isinstance(parent_labels, dict) and isinstance(labels, dict) and isinstance(shown_labels, list)):
+            continue
+        if str(tree.get("baseline")) in map(str, shown_labels):
+            new_labels = [label for label in labels if label not in parent_labels]
+            return {**node, "where": {**node["where"], axis: [*shown_labels, *new_labels]}}
+    return node

@@ -1,19 +1,17 @@
-"""The language of suite files: from a file, merged over the one that it extends, to the checked cells of a preset.
+"""The language of suite files: axes, grid, overrides, perturbation, weights and evaluations become cells of a preset.
 
-    tree, sources = resolve(file, locate)      `extends`
-    Expansion(suite, "quick").plan()           axes, grid, overrides, perturbation, weights of other cells, evaluations
+    Expansion(suite, "quick").plan()
 
 Every name, key and value is checked against the function that will receive it, before any GPU time is spent.
 """
 
 from __future__ import annotations
 
-import difflib
 import functools
 import itertools
 import math
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -23,88 +21,13 @@ from fatbench.suite import calls, cells, confounders, facts, model, standard_att
 from fatbench.suite.cells import Cell, Evaluation, Plan, TransferOrigin
 from fatbench.suite.model import Condition, Evaluate, Key, Override, Preset, Transfer
 from fatbench.suite.perturbation import KEY, Perturbation
-from fatbench.suite.trees import Keys, Layer, Source, Tree, merge
+from fatbench.suite.trees import Keys, Layer, Tree, merge
 
 if TYPE_CHECKING:
     from fatbench.suite.contents import Contents
 
 CELLS = 200_000  # the most of a preset, and of all presets of a suite: points of the grid times seeds
 Point = tuple[tuple[str, str], ...]  # (axis, label) of each axis
-
-# --- a file, merged over the one that it extends ------------------------------------------------------------------
-
-
-def resolve(file: Path, locate: Callable[[str], Path], children: tuple[Path, ...] = ()) -> tuple[Tree, list[Source]]:
-    """The mapping of a suite file merged over that of the suite it extends, and the sources of both."""
-    resolved = file.resolve()
-    if resolved in children:
-        chain = " -> ".join(path.stem for path in (*children, resolved))
-        raise SpecError(f"{file}: a suite cannot extend itself ({chain})")
-    child, source = trees.read(file)
-    place = trees.Places(str(file), (source,))
-    if "plugins" in child:
-        plugins = child["plugins"]
-        if not (isinstance(plugins, list) and all(isinstance(plugin, str) and plugin for plugin in plugins)):
-            problem = f"expected a list of files such as [mine.py], got {plugins!r}"
-            raise SpecError(problem).below("plugins").at(place)
-        child = {**child, "plugins": [str(resolved.parent / plugin) for plugin in plugins]}
-    if "extends" not in child:
-        return child, [source]
-    name = str(child["extends"])
-    try:
-        neighbour = file.parent / name
-        parent_file = neighbour if neighbour.is_file() else locate(name)
-        if parent_file.suffix not in (".yaml", ".yml"):  # messages would repeat the keys of any other file
-            raise SpecError(f"{name} is not a suite file: its name must end in .yaml")
-    except SpecError as error:
-        raise error.below("extends").at(place) from None
-    parent, sources = resolve(parent_file, locate, (*children, resolved))
-    try:
-        tree, inherited = _extended(parent, child)
-    except SpecError as error:
-        raise error.at(place) from None
-    return tree, [replace(source, inherited=inherited), *sources]
-
-
-def _extended(parent: Tree, child: Tree) -> tuple[Tree, int]:
-    """(the parent with the sections of the child, the number of inherited overrides of the grid)."""
-    tree, inherited = {**parent, **child}, 0
-    for key in parent.keys() & child.keys() & {"base", "axes", "evaluate", "presets"}:
-        if isinstance(child[key], dict):
-            tree[key] = merge(parent[key], child[key])
-    if "plugins" in parent and "plugins" in child:
-        tree["plugins"] = list(dict.fromkeys([*parent["plugins"], *child["plugins"]]))
-    parent_axes, axes = (dict(axes) if isinstance(axes := suite.get("axes"), dict) else {} for suite in (parent, child))
-    for axis in axes if parent_axes else ():  # else the label of a misspelt axis would be in every cell
-        near = difflib.get_close_matches(axis, parent_axes, n=1, cutoff=0.8)
-        if axis not in parent_axes and near:
-            problem = f"no axis of the suite that this one extends (did you mean '{near[0]}'?)"
-            raise SpecError(problem).below(axis).below("axes")
-    parent_grid, grid = parent.get("grid"), child.get("grid")
-    if isinstance(parent_grid, dict) and isinstance(grid, dict):  # one that names no points has those of the parent
-        kept = () if {"product", "include"} & grid.keys() else ("product", "include", "exclude")
-        tree["grid"] = {**{key: parent_grid[key] for key in kept if key in parent_grid}, **grid}
-        above, own = (overrides or [] for overrides in (parent_grid.get("overrides"), grid.get("overrides")))
-        if grid.get("replace_overrides") is not True and isinstance(above, list) and isinstance(own, list):
-            tree["grid"]["overrides"], inherited = [*above, *own], len(above)
-    for key in ("tables", "figures"):  # a parent without a name is only a fragment, whose tables stay as they are
-        if key not in child and "name" in parent and isinstance(tree.get(key), list):
-            tree[key] = [_with_new_rows(node, parent_axes, tree) for node in tree[key]]
-    return tree, inherited
-
-
-def _with_new_rows(node: Any, parent_axes: Tree, tree: Tree) -> Any:
-    """An inherited table or figure; one that shows the baseline among other labels also shows the new labels."""
-    condition = node.get("where") if isinstance(node, dict) else None
-    for axis, shown_labels in condition.items() if isinstance(condition, dict) else ():
-        parent_labels, labels = parent_axes.get(axis), (tree.get("axes") or {}).get(axis)
-        if not (isinstance(parent_labels, dict) and isinstance(labels, dict) and isinstance(shown_labels, list)):
-            continue
-        if str(tree.get("baseline")) in map(str, shown_labels):
-            new_labels = [label for label in labels if label not in parent_labels]
-            return {**node, "where": {**node["where"], axis: [*shown_labels, *new_labels]}}
-    return node
-
 
 # --- the points of the grid -----------------------------------------------------------------------------------------
 
