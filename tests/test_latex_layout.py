@@ -166,6 +166,14 @@ def test_a_heading_that_no_cell_can_fill(run: Run, tmp_path: Path, monkeypatch: 
     assert "(paper: not evaluated in this preset; smoke: not evaluated in this preset)" in err
 
 
+def test_letters_that_latex_loses_are_said(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("heads.yaml").write_text(HEADINGS.replace("title: Both", "title: 中文 ½"), encoding="utf-8")
+    _, out, err = run("report", "heads.yaml", "--table", "A", "--format", "latex")
+    assert r"\caption{?? \,1/2." in out
+    assert err.count('fatbench: no glyph in pdfLaTeX, printed as "?": 中 文\n') == 1
+
+
 @pytest.mark.nightly
 def test_an_author_s_way_to_a_paper(tmp_path: Path) -> None:
     """docs/paper-tables.md as it is written: every command, then its document in two columns, compiled twice."""

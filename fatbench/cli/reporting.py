@@ -165,6 +165,7 @@ def report(
     """
     from fatbench import api
     from fatbench.api.tables import DATA_FORMATS
+    from fatbench.report.formats.latex import LOST
     from fatbench.report.tables.entries import IMAGES
 
     usual = "terminal" if output is None and sys.stdout.isatty() else "markdown"
@@ -187,7 +188,10 @@ def report(
             reason = f"nothing of it is measured yet (--table {grid.id} shows it)"
             print(f"fatbench: suite {grid.suite}, table {grid.id} is left out: {reason}", file=sys.stderr)
     bom = format == "csv" and settings.switch("report.bom")
-    print_or_write(made.page() if format == "html" else "\ufeff" * bom + made.text(format, **style), output)
+    text = made.page() if format == "html" else "\ufeff" * bom + made.text(format, **style)
+    if (lost := text.split("\n", 2)[1:2]) and lost[0].startswith(LOST):
+        print(f"fatbench: {lost[0].removeprefix('% ')}", file=sys.stderr)
+    print_or_write(text, output)
 
 
 def plot(

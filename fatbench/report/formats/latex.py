@@ -57,7 +57,8 @@ POINTS = 49  # of a column at 6 pt
 BELOW = 1.3  # so many more columns where spreads stand below
 SIZES = r"\fontsize{8}{9.6}\selectfont\renewcommand{\scriptsize}{\fontsize{7}{8.4}\selectfont}"  # in every class
 SCALE = ".86"  # 6 pt of 7
-TOO_MANY = "may be too many for this width at 6 pt: see --width, --metric, -c report.published=none, --table and -k"
+TOO_MANY = "may be too many for this width at 6 pt: see --width, --metric, --table, -k and -c report.published=none"
+LOST = '% no glyph in pdfLaTeX, printed as "?":'
 BROKEN, STUB = 11, 24  # letters of a heading and of a row's label in one line
 IN_FLOAT = 3  # notes; what is doubted comes first
 MOST_FLOATS = 12  # without a \clearpage: LaTeX stops at 18 (52 since 2015) that have not found a page
@@ -99,7 +100,7 @@ def render(
     pages = ["\n".join(floats[i : i + most]) for i in range(0, len(floats), most or 1)]
     text, lost = printable("\n\\clearpage\n\n".join(pages))
     head = rf"% width: {width_text}; needs \usepackage{{{packages}}}" + "\n"
-    return head + (f'% no glyph in pdfLaTeX, printed as "?": {" ".join(lost)}\n' if lost else "") + text
+    return head + (f"{LOST} {' '.join(lost)}\n" if lost else "") + text
 
 
 # --- what a float shows ------------------------------------------------------------------------------------------
