@@ -401,6 +401,16 @@ def test_a_published_number_that_a_constant_has_is_marked(tmp_path: Path) -> Non
     assert at(grid, "FAT", "natural", "Non-IID").published_flag == ""
 
 
+def test_unequal_classes_have_a_constant_too() -> None:
+    """CelebA's classes are two, whatever their shares: a constant has at least half."""
+    suite = files.load("sfat-celeba")
+    values = [
+        value for grid in build(suite, suite.plan("paper"), []) for value in grid.all() if value.published is not None
+    ]
+    flags = {value.published_flag: value.published < 0.5 for value in values}
+    assert flags == {"not above a constant classifier, 50 %": True, "": False}
+
+
 def test_rows_on_other_data_are_not_compared(tmp_path: Path) -> None:
     """An accuracy on SVHN is no better than one on CIFAR-10: each data set has its own best."""
     text = SUITE.replace("IID: {partition: {name: iid, clients: 5}}", "SVHN: {data: {name: svhn, variant: jpeg75}}")

@@ -82,7 +82,8 @@ def test_a_file_that_many_suites_extend_is_parsed_once(monkeypatch: pytest.Monke
     trees.parse.cache_clear()
     for name in files.available():
         files.load(name)
-    assert trees.parse.cache_info().misses == len([*SUITES.rglob("*.yaml")])
+    suites = [file for file in SUITES.rglob("*.yaml") if file.parent.name != "published"]
+    assert trees.parse.cache_info().misses == len(suites)
 
 
 # --- plans -------------------------------------------------------------------------------------------------------

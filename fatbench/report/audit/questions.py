@@ -312,7 +312,7 @@ def undefended(numbers: pandas.DataFrame) -> Answer:
     """Undefended networks that keep more than twice a constant's accuracy under an iterated attack.
 
     Formula: (p - 2 / classes) / sqrt(p (1 - p) / n) above the quantile of 1 - 0.05 / rows of the table. Source:
-    iterated attacks at the usual radii leave undefended networks next to nothing (Carlini et al. 2019). Assumes:
+    iterated attacks at the usual radii leave undefended networks next to nothing (Athalye et al. 2018). Assumes:
     white-box attacks on all pixels at such a radius, and a role "undefended".
     """
     mine = numbers[(numbers["role"] == "undefended") & numbers["attack"].isin(ITERATED) & numbers["classes"].gt(2)]

@@ -283,14 +283,14 @@ def _with_published(entries: DataFrame, plan: Plan, points: Points, lookup: Look
 
 
 def _chance_flag(cell: Cell, source: Source, published: float | None) -> str:
-    """A flag for a published accuracy that a constant classifier reaches on balanced classes; empty for others."""
+    """A flag for a published accuracy that a constant classifier of as many classes has at least; empty for others."""
     attacks = [
         evaluation.attack
         for evaluation in cell.evaluations
         if source.stage == "evaluation" and source.shows(evaluation)
     ]
     dataset = CATALOGUE.get(cell.spec["data"]["name"])
-    if published is None or dataset is None or not dataset.balanced or not dataset.classes:
+    if published is None or dataset is None or not dataset.classes:
         return ""
     if not any(facts.role(attack) in ("natural", "attack") for attack in attacks) or published > 1 / dataset.classes:
         return ""
