@@ -320,6 +320,15 @@ def test_what_is_no_number_is_named() -> None:
         (lambda: fatbench.aggregate("adfl", [nn.Linear(2, 2)] * 3, model=nn.Linear(2, 2)), "needs images, whose"),  # type: ignore[type-var]
         (lambda: fatbench.aggregate("afl", torch.ones(4, 2), memory=[]), r"memory: expected a dictionary, .* got \[\]"),  # type: ignore[arg-type]
         (lambda: fatbench.aggregate(len, torch.ones(4, 2)), "name: expected a name, got a builtin"),  # type: ignore[arg-type]
+        (lambda: fatbench.aggregate("samples", torch.ones(4, 2), broadcast=torch.ones(3)), r"^broadcast: .* \(2,\) at"),
+        (
+            lambda: fatbench.aggregate("samples", torch.ones(4, 2), broadcast={"w": torch.ones(2)}),
+            "^broadcast: 'vector' has",
+        ),
+        (
+            lambda: fatbench.aggregate("krum", torch.ones(5, 2), broadcast=torch.ones(2) / 0, byzantine=1),
+            "^broadcast: ex",
+        ),
         (lambda: fatbench.names(len), "got a builtin_function_or_method"),  # type: ignore[arg-type]
         (lambda: fatbench.partition([0, 1], "iid", clients=3), "partition: iid: 3 clients, but only 2 examples"),
         (lambda: fatbench.partition([0, 1], "by_writer", clients=2), "partition: by_writer: this data set does not"),
@@ -784,6 +793,9 @@ def test_uploads_are_put_together_as_the_engine_does() -> None:
         fatbench.aggregate("sfat", states, **settings)
     with pytest.raises(SpecError, match=r"client 1, \(2,\) at client 0"):
         fatbench.aggregate("samples", [torch.zeros(2), torch.zeros(3)])
+    part = [{"0.bias": state["0.bias"]} for state in states]
+    completed = fatbench.aggregate("samples", part, broadcast=states[0], model=nets[0])
+    assert completed["0.bias"].tolist() == [1.5, 1.5] and torch.equal(completed["0.weight"], states[0]["0.weight"])
     memory: dict[str, Any] = {}
     for _ in range(2):
         fatbench.aggregate("afl", vectors, losses=[1, 2], memory=memory, gamma=0.1)

@@ -44,22 +44,22 @@ def aggregate(
         raise SpecError("uploads: expected at least one")
     if memory is not None and not isinstance(memory, dict):
         raise SpecError(f"memory: expected a dictionary, the same in every round, got {shown(memory)}")
-    shapes = [{key: tuple(value.shape) for key, value in state.items()} for state in states]
-    for client, shape in enumerate(shapes):
-        if shape != shapes[0]:
-            key = next(key for key in {**shape, **shapes[0]} if shape.get(key) != shapes[0].get(key))
-            raise SpecError(
-                f"uploads: '{key}' has shape {shape.get(key)} at client {client}, {shapes[0].get(key)} at client 0"
-            )
+    for client, state in enumerate(states):
+        _demand_alike("uploads", state, f"at client {client}", states[0])
     counts = [_size(client, n) for client, n in enumerate(_one_per_client("sizes", sizes, [1] * len(states)))]
     stats = (
         [_Missing("losses: this aggregator needs the clients' {}: pass losses, one for each client")] * len(states)
         if losses is None
         else [_stats(client, loss) for client, loss in enumerate(_one_per_client("losses", losses, counts))]
     )
-    start_state = (
-        _centre(states, tolerates_one(aggregator, len(states))) if broadcast is None else _state(broadcast, names)
-    )
+    if broadcast is None:
+        start_state = _centre(states, tolerates_one(aggregator, len(states)))
+    else:
+        start_state = _state(broadcast, names)
+        sent = {key: value for key, value in start_state.items() if key in states[0]}  # clients may send a part
+        _demand_alike("broadcast", sent, "in it", states[0])
+        if not finite(start_state):
+            raise SpecError("broadcast: expected finite numbers: its training has diverged")
     network = _network(states[0]) if model is None else model
     updates = [
         Update(client, n, state, client_stats)  # type: ignore[arg-type]
@@ -78,6 +78,14 @@ def aggregate(
         memory.clear()
         memory.update(mixing.memory)
     return _like(uploads[0], mix(updates, mixing, start_state, network))
+
+
+def _demand_alike(name: str, state: Tensors, where: str, first: Tensors) -> None:
+    """Raise SpecError unless a state has the tensors and shapes of the first client's."""
+    shape, first_shape = ({key: tuple(value.shape) for key, value in one.items()} for one in (state, first))
+    for key in {**shape, **first_shape}:
+        if shape.get(key) != first_shape.get(key):
+            raise SpecError(f"{name}: '{key}' has shape {shape.get(key)} {where}, {first_shape.get(key)} at client 0")
 
 
 class _Missing:
