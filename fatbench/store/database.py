@@ -524,7 +524,7 @@ class Database:
         connection.execute(insert(VERSION).values(version_num=SCHEMA))
         connection.execute(insert(IDENTITY).values(id=uuid.uuid4().hex))
         for sql in VIEWS[connection.dialect.name]:
-            connection.exec_driver_sql(sql)
+            connection.execution_options(no_parameters=True).exec_driver_sql(sql)  # psycopg would read its %
         if self.path is not None:
             connection.exec_driver_sql(f"PRAGMA application_id = {APPLICATION_ID}")
 

@@ -88,7 +88,7 @@ def _upgrade(connection: Connection, number: str) -> None:
         connection.exec_driver_sql("ALTER TABLE points ADD COLUMN current BOOLEAN NOT NULL DEFAULT 1")
     METADATA.create_all(connection)
     for sql in VIEWS["sqlite"]:
-        connection.exec_driver_sql(sql)
+        connection.execution_options(no_parameters=True).exec_driver_sql(sql)
     connection.exec_driver_sql("UPDATE fatbench_version SET version_num = ?", (SCHEMA,))
 
 
