@@ -131,7 +131,7 @@ def test_what_a_line_asks(line: str, expected: dict[str, Any], asked: Any) -> No
         ("report -k run.host=a", "-k: a run has no 'host' (known: commit, device, precision)"),
         ("status --color blue", "--color: expected auto, always or never, got 'blue'"),
         ("compare SFAT", "missing B: fatbench compare SFAT B --suite NAME, or fatbench compare NAME"),
-        ("audit x.csv", "x.csv: no such file"), ("list thing", "no kind of thing is named 'thing'"),
+        ("audit x.csv", "x.csv: No such file"), ("list thing", "no kind of thing is named 'thing'"),
         ("status --preset quick", "--preset and -k need a suite: fatbench status NAME"),
         ("show sfat-cifar10 --log", "'sfat-cifar10' is a suite, and --log shows a cell"),
         ("run 0301a225a8b3 --preset quick", "need a suite, and '0301a225a8b3' is a cell"),

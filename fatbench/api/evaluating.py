@@ -213,7 +213,7 @@ def _attack_and_judge(
     cell, status = evaluate_external.evaluate(external, task, options, notify)
     with opened(options.db) as store:
         assert store is not None
-        sql_tables.judge(store, [cell])  # SQL has its doubts, too, and `db check` compares them
+        sql_tables.judge(store, [cell])  # SQL has its doubts, too, and `fatbench check` compares them
     return cell, status
 
 
