@@ -24,8 +24,8 @@ def audit(
     baseline: Annotated[
         str | None, Option("--baseline", metavar="NAME", help="Method that others are compared with.")
     ] = None,
-    classes: Annotated[int | None, Option("--classes", metavar="N", help="Classes of the test set.")] = None,
-    images: Annotated[int | None, Option("--images", metavar="N", help="Images of the test set.")] = None,
+    classes: Annotated[int | None, Option("--classes", metavar="N", help="Number of classes.")] = None,
+    images: Annotated[int | None, Option("--images", metavar="N", help="Number of images.")] = None,
     radius: Annotated[str | None, Option("--radius", metavar="R", help="Radius of every attack: 8/255.")] = None,
     spread: Annotated[
         float | None,
