@@ -714,6 +714,7 @@ def test_plot_from_the_command_line(drawn: Suite, run: Callable[..., tuple[int, 
         "fatbench: drawn.yaml: figure curves: a line shows more than one point of the grid: name the axis method in"
         " 'panels', 'lines' or 'where' (paper)\n"
     )
+    assert all(run(command, "drawn.yaml") == (2, "", err) for command in ("run", "plan", "report"))
     text = Path("drawn.yaml").read_text()
     Path("drawn.yaml").write_text(text[: text.index("figures:")])
     assert run("plot", "drawn.yaml") == (

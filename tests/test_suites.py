@@ -1149,7 +1149,7 @@ def test_figures_are_read(suite_from: Callable[..., Suite]) -> None:
         wrong = suite_from((FIGURE[0], FIGURE[1].replace(*change)))
         with pytest.raises(SpecError) as caught:
             report.check(wrong, wrong.plan())
-        assert str(caught.value) == said
+        assert str(caught.value) == f"{wrong.file}: {said} (paper)"
     apart = suite_from((FIGURE[0], FIGURE[1].replace(*two).replace("panels: [K]", "panels: [K, series]")))
     report.check(apart, apart.plan())
     picked = suite_from(

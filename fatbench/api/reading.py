@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from fatbench import packed, settings
+from fatbench import packed, report, settings
 from fatbench.api.asking import Plugins, Seeds, Where, filter_text, in_python, known_choice, names, plugged, seed_list
 from fatbench.api.tables import DifferenceTable, Table
 from fatbench.errors import MachineError, NothingMatched, SpecError, did_you_mean
@@ -222,6 +222,8 @@ def table(
     with plugged(plugins, db), opened(db) as store:
         asked = [suite] if isinstance(suite, str | Path | Suite) else list(suite) or _with_results(store)
         plans = [planned_suite(one, preset, seed_list(seeds), filter_text(where), store) for one in asked]
+        for one, plan in plans:
+            report.check(one, plan)
         plans = [(one, plan if store is None else to_read(one, plan, store, runs)) for one, plan in plans]
         if differences is not None:
             if id or rows:
@@ -363,7 +365,6 @@ def plot(
     pages, from 1. The other arguments as of `table`.
     SpecError: no such figure, or several, whose ids or pages it names; NothingMatched: nothing of it is measured yet.
     """
-    from fatbench import report
     from fatbench.report.figures import adhoc_figures, plots
 
     known_choice("select", select, CHECKPOINTS)

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fatbench import report
 from fatbench.api.asking import (
     Overrides,
     Plugins,
@@ -76,6 +77,7 @@ def plan(
     with plugged(plugins, db):
         chosen_suite = suite_of(suite, override)
         suite_plan = chosen_suite.plan(preset, seed_list(seeds), filter_text(where), names(attacks))
+        report.check(chosen_suite, suite_plan)
     rows = []
     for cell in suite_plan.unique():
         work = cost.cell_work(cell, suite_plan)
@@ -152,6 +154,7 @@ def run(
     with plugged(plugins, options.db):
         chosen_suite = suite_of(suite, override)
         suite_plan = chosen_suite.plan(preset, seed_list(seeds), filter_text(where), names(attacks))
+        report.check(chosen_suite, suite_plan)
     lines, has_failures = Lines(f"suite {suite_plan.suite}, preset {suite_plan.preset}", quiet), False
     try:
         cells = [cell.id for cell in suite_plan.to_run()]

@@ -147,6 +147,7 @@ def plan_of(
     override: list[str] | None = None,
 ) -> tuple[Suite, Plan]:
     """The suite and plan that a NAME or CELL and the options ask for. SpecError, NothingMatched."""
+    from fatbench import report
     from fatbench.suite import files
     from fatbench.suite.seeds import parse_seeds
 
@@ -157,7 +158,9 @@ def plan_of(
         return suite, suite.plan(preset, where=f"id={cell}")
     suite = files.load(files.name_with_settings(target, override))
     chosen_seeds = parse_seeds(seeds) if seeds else None
-    return suite, suite.plan(preset or "paper", chosen_seeds, named_filter(where), attack_list(attacks))
+    plan = suite.plan(preset or "paper", chosen_seeds, named_filter(where), attack_list(attacks))
+    report.check(suite, plan)
+    return suite, plan
 
 
 def planned_cell(begin: str) -> tuple[Suite, str, str]:

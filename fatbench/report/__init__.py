@@ -127,19 +127,23 @@ def build_tables(
 def check(suite: Suite, plan: Plan) -> None:
     """Refuse a table or figure that no numbers could fill, and published numbers that are none (SpecError).
 
-    No numbers could fill a field that holds several points of the grid, for example.
+    No numbers could fill a field that holds several points of the grid, for example. `check` asks this of every preset,
+    `run`, `plan` and `report` of theirs.
     """
     from fatbench.report.figures import series
     from fatbench.report.numbers import points
     from fatbench.report.numbers.published import Lookup
 
-    for display in (*suite.tables, *suite.figures):
-        if display.reference is not None:
-            Lookup(display.reference)
-    for table in suite.tables:
-        points.points_of_table(plan, table)
-    for figure in suite.figures:
-        series.check(plan, figure)
+    try:
+        for display in (*suite.tables, *suite.figures):
+            if display.reference is not None:
+                Lookup(display.reference)
+        for table in suite.tables:
+            points.points_of_table(plan, table)
+        for figure in suite.figures:
+            series.check(plan, figure)
+    except SpecError as error:
+        raise SpecError(f"{suite.file}: {error} ({plan.preset})") from None
 
 
 def check_headings(suite: Suite, plans: Sequence[Plan]) -> None:
