@@ -504,6 +504,9 @@ def test_a_plug_in_from_run_to_report_edit_and_import(place, run):
     code, out, _ = run("status", "mine.yaml")
     assert "2 changed" in out
     counts = json.loads(run("status", "mine.yaml", "--format", "json")[1])["cells"]
+    with Store.open("results/fatbench.db") as store, store.database.reading() as connection:
+        rows = connection.exec_driver_sql("SELECT cell, doubts FROM results").all()
+    assert any("changed" in doubts for _, doubts in rows)
     assert counts == {"done": 0, "failed": 0, "running": 0, "todo": 0, "changed": 2}
     out = run("report", "mine.yaml", "--format", "markdown")[1]
     assert f"- *OLDER*: the numbers of 2 cells come from this version of mine.py; the file is now {shown}" in out

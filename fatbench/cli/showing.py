@@ -131,6 +131,7 @@ def _show_cell(cell: str, format: str) -> None:
         assert store is not None
         spec = store.cells([id])[id]
         runs = store.runs([id])
+        labels, suite = name_of(id, runs)  # first: the suite's plug-ins say what has changed
         stages = store.stages([id])
         replicate_runs = cell_runs.runs_of_cell(store, id)
         outcomes = cell_rows.outcomes([id], store)
@@ -163,7 +164,6 @@ def _show_cell(cell: str, format: str) -> None:
         last_round, earlier_count = store.last_trained(id)
         trained = cell_rows.numbers_of([id], store, (NUMBERS.c.stage == "train") & (NUMBERS.c.round >= last_round))
         numbers = [doubted(number._asdict()) for number in (*evaluated, *trained)]
-    labels, suite = name_of(id, runs)
     show.cell(id, f"{labels} ({suite})" if suite else "", spec, stages, numbers, runs, earlier_count)
     if replicate_runs:
         print(cell_runs.runs_as_text(replicate_runs))
