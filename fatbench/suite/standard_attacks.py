@@ -1,4 +1,4 @@
-"""The field's standard attacks by name, and how `--attack` adds them to the evaluations of a suite."""
+"""The field's standard attacks by name: their headings, their order and their settings at a radius."""
 
 from __future__ import annotations
 
