@@ -127,13 +127,13 @@ def cell_id(store: Store | None, begin: str, suites: Collection[str], db: Db) ->
     ids = [] if store is None else store.ids_beginning_with(begin)
     ids = [begin] if begin in ids else ids
     if not ids:
-        place = shown_databases(db)
+        place, suite = shown_databases(db), next(iter(difflib.get_close_matches(begin, suites, 1)), "NAME")
+        hint = f" (fatbench status {suite} lists the cells)"
         if store is None:
-            raise NothingMatched(f"no cell '{begin}': {place} does not exist; use --db or run a suite first")
+            raise NothingMatched(f"no cell '{begin}': {place} does not exist; use --db or run a suite first{hint}")
         if labelled := _labelled(store, begin):
             raise NothingMatched(f"no cell '{begin}' in {place}: {labelled}")
-        suite = next(iter(difflib.get_close_matches(begin, suites, 1)), "NAME")
-        raise NothingMatched(f"no cell '{begin}' in {place} (fatbench status {suite} lists the cells)")
+        raise NothingMatched(f"no cell '{begin}' in {place}{hint}")
     if len(ids) > 1:
         raise SpecError(f"'{begin}' could be any of {', '.join(sorted(ids)[:8])}")
     return ids[0]

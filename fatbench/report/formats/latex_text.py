@@ -68,10 +68,18 @@ def _escape_one(character: str) -> str:
 
 def printable(text: str) -> tuple[str, list[str]]:
     """(LaTeX with "?" for each letter that pdfLaTeX would lose, those letters); comments keep theirs."""
-    pattern = re.compile(f"^%.*|[^\x00-\x7f{LATIN}]", re.MULTILINE)
-    lost = dict.fromkeys(found for found in pattern.findall(text) if len(found) == 1 and found != "%")
-    marks = {**dict.fromkeys(lost, "?"), **{letter: "" for letter in lost if unicodedata.combining(letter)}}
-    return pattern.sub(lambda found: marks.get(found[0], found[0]), text), list(lost)
+    lost: dict[str, None] = {}
+
+    def printed(found: re.Match[str]) -> str:
+        letter = found[0]
+        if len(letter) > 1 or letter == "%":
+            return letter
+        if (escaped := _escape_one(letter)) != letter:  # tables of tabulate escape only the signs of LaTeX itself
+            return escaped
+        lost[letter] = None
+        return "" if unicodedata.combining(letter) else "?"
+
+    return re.sub(f"^%.*|[^\x00-\x7f{LATIN}]", printed, text, flags=re.MULTILINE), list(lost)
 
 
 def caption_title(name: str, label: str) -> str:
