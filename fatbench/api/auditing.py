@@ -38,7 +38,10 @@ def audit(
     SpecError: a table is not understood, or an argument is impossible.
 
     >>> import fatbench
-    >>> print(fatbench.audit("paper.csv", baseline="FedAvg", radius="8/255"))
+    >>> import pandas
+    >>> printed = pandas.DataFrame({"Method": ["FedAvg", "Ours"], "Clean": [61.05, 64.10], "PGD-20": [28.0, 36.0]})
+    >>> len(fatbench.audit(printed, baseline="FedAvg", radius="8/255").numbers)
+    4
     """
     from fatbench.report.audit import audit as of_longs
     from fatbench.report.audit.reading import Known, radius_text, radius_value
