@@ -140,7 +140,7 @@ def from_file(
     )
     not_read = ", ".join([*other_entries[:3], *(["..."] if len(other_entries) > 3 else [])])
     note = (
-        f"{file}: read '{used_entry}', not '{not_read}' (entry: of --model, in Python entry=)" if other_entries else ""
+        f"{file}: read '{used_entry}', not '{not_read}' (entry of --model, in Python entry=)" if other_entries else ""
     )
     return ExternalModel(model, lambda shape, classes: external_network.network(network, shape, classes), state, note)
 
