@@ -6,12 +6,15 @@ import base64
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fatbench.store import jsonl, records
 from fatbench.store.document import Cell, as_line, digest, document, sealed
 from fatbench.store.merge import contradiction, is_further, merge
 from fatbench.store.old_files import UNVERIFIED
+from fatbench.store.problems import problems
+from fatbench.store.stages import Store
 
 TIME = "2026-01-31T00:00:0{}.000Z"
 STAGES = ("pgd20-0a@3", "train")
@@ -56,7 +59,6 @@ def histories(draw: st.DrawFn, finished: bool) -> tuple[Cell, Cell]:
         for name in draw(st.sets(st.sampled_from(STAGES), min_size=1)):
             known = sorted(draw(st.sets(st.sampled_from(uids[name]), min_size=1)) | {uids[name][0]})
             is_done = finished or draw(st.booleans())
-            first = len(runs)
             runs += [run(uid, name, is_done) for uid in known]
             owner = runs.index(run(uids[name][0], name, is_done))
             rounds = 3 if is_done else draw(st.integers(0, 3))
@@ -69,8 +71,9 @@ def histories(draw: st.DrawFn, finished: bool) -> tuple[Cell, Cell]:
             whole = base64.b64encode(bits[: (size + 7) // 8]).decode()
             outcomes = [[0, size, whole]] if name != "train" and size % 8 == 0 and size else []
             status = "done" if is_done else "interrupted"
-            stages.append(stage(name, numbers, owner, status, round=rounds, outcomes=outcomes))
-            assert first <= owner
+            examples = sum(n for _, n, _ in outcomes)  # of an evaluation, whose rounds they are
+            progress = rounds if name == "train" else examples
+            stages.append(stage(name, numbers, owner, status, round=progress, outcomes=outcomes))
         documents.append(cell(stages, runs))
     return documents[0], documents[1]
 
@@ -106,6 +109,23 @@ def test_nothing_that_is_finished_is_lost(pair: tuple[Cell, Cell]) -> None:
                 assert len(merged.by_stage[name].bits) >= len(found.bits)
     for found in merged.stages:
         assert found.digest == (digest(merged, found) if found.status == "done" else None)
+
+
+@settings(max_examples=10)
+@given(histories(finished=False))
+def test_the_database_holds_what_merge_says(tmp_path_factory: pytest.TempPathFactory, pair: tuple[Cell, Cell]) -> None:
+    """A file is imported where the other document is; importing it again, or the first, changes nothing."""
+    folder = tmp_path_factory.mktemp("merge")
+    head = '{"cells":1,"format":"fatbench results","schema_version":2}\n'
+    files = [folder / "here.jsonl", folder / "there.jsonl"]
+    for file, one in zip(files, pair, strict=True):
+        file.write_text(head + as_line(one))
+    with Store.open(str(folder / "a.db"), create=True) as store:
+        for file in (*files, *files):
+            jsonl.import_(store, file)
+        with store.database.reading() as connection:
+            (found,) = records.read(connection, ["a"])
+    assert found == merge(*pair) and not list(problems(found))
 
 
 FURTHER = [  # (status, round, resumable, held) here, (status, round) there, whether there replaces here
