@@ -186,7 +186,7 @@ def test_no_part_of_a_password_is_shown(url, place, monkeypatch, capsys):
         said = refused(monkeypatch, capsys, "status", "a", url)
         assert "got unexpected extra argument" in said and "geh" not in said and "eim" not in said
         for command, code in (
-            (["show"], 3),
+            (["show"], 2),
             (["report"], 2),
             (["new", "aggregator"], 2),
         ):  # in the place of another name
