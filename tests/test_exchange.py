@@ -946,7 +946,8 @@ def test_an_edited_database_is_neither_whole_nor_exported(tmp_path: Path) -> Non
         judged = "SELECT id FROM round_metrics WHERE metric = 'pgd20'"
         connection.execute(f"UPDATE numbers SET value = 0.51 WHERE round_metric IN ({judged})")
     connection.close()
-    said = "pgd20 is 0.51, its outcomes say 0.5 (4 of 8); cell a pgd20-0a1b2c3d@2 has changed since it was finished"
+    said = "pgd20 is 0.51, its outcomes say 0.5 (4 of 8); cell a pgd20-0a1b2c3d@2: its digest does not match"
+    said += " its numbers or outcomes: was it edited?"
     with pytest.raises(DatabaseError, match=f"is damaged: cell a pgd20-0a1b2c3d@2: {re.escape(said)}$"):
         check(path)
     with Store.open(path) as store, pytest.raises(DatabaseError, match="cell a pgd20-0a1b2c3d@2 is damaged"):
