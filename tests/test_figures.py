@@ -100,7 +100,7 @@ figures:
     where: {split: skewed, method: FAT}
     series: {images: "artifact:adfl_images"}
 """
-PROVENANCE = {"device": "cpu", "precision": "fp32", "commit": "1a2b3c4d5e6f7a8b", "versions": {"torch": "2.15.0"}}
+PROVENANCE = {"device": "cpu", "precision": "fp32", "commit": "1a2b3c4d5e" * 4, "versions": {"torch": "2.15.0"}}
 
 
 @pytest.fixture

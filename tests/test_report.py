@@ -159,7 +159,7 @@ def without_published(text: str) -> str:
 
 
 PROVENANCE = {
-    "device": "NVIDIA H200", "precision": "fp32", "commit": "1a2b3c4d5e6f7a8b9c0d", "dirty": False,
+    "device": "NVIDIA H200", "precision": "fp32", "commit": "1a2b3c4d5e" * 4, "dirty": False,
     "data": {"name": "cifar10", "variant": "jpeg75", "fingerprint": "ab" * 32}, "versions": {"torch": "2.15.0"},
 }  # fmt: skip
 VERSIONS = {"autoattack": "pyautoattack 0.2.0"}
@@ -579,7 +579,7 @@ def test_a_list_of_radii_is_a_stage_and_a_column_each(tmp_path: Path) -> None:
     assert "pgd(eps=" not in notes(grid)["attack code"]
     assert "PGD-20 2/255 = pgd(eps=2/255, step=2/255, steps=20); PGD-20 8/255 = pgd(eps=8/255" in notes(grid)["attacks"]
     assert notes(grid)["attacks"].endswith("AA = autoattack(eps=0.5, norm=L2)")
-    assert "PGD-20 2/255}" in report.render([grid], "latex")
+    assert "PGD-20 2/255" in report.render([grid], "latex")
 
 
 def test_any_setting_may_have_a_list(tmp_path: Path) -> None:
@@ -939,7 +939,7 @@ def test_violations_become_flags_with_their_seeds(tiny: Suite) -> None:
     assert at(grids[0], "FAT", "PGD-20", "Non-IID").doubts == ()
     for name in ("markdown", "csv", "json", "html", "terminal"):
         assert re.sub(r"\s+", " ", text) in re.sub(r"\s+", " ", report.render(grids, name))
-    assert r"\textsuperscript{\textdagger{}}" in report.render(grids, "latex")
+    assert r"{\scriptsize \textdagger{}}" in report.render(grids, "latex")
 
     paired = {"pgd20": (0b1111, 4), "autoattack": (0b1111, 4)}  # the stored outcomes are what counts
     outcomes = lambda cell, stage: paired.get(stage.split("-")[0], (0, 0))  # noqa: E731
@@ -1030,7 +1030,7 @@ def test_short_notes_are_three_lines_and_nothing_stands_twice(tiny: Suite) -> No
     plan = tiny.plan("paper")
     rows = rows_of(plan, VALUES)
     one = next(row for row in rows if row["metric"] == "natural")
-    one["provenance"] = {**one["provenance"], "commit": "fedcba9876"}
+    one["provenance"] = {**one["provenance"], "commit": "fedcba9876" * 4}
     grid = build(tiny, plan, rows)[0]
     full = report.render([grid], "markdown")
     assert full.count("fedcba9876") == 1 and "*code*: 2 commits" in full
@@ -1042,7 +1042,7 @@ def test_short_notes_are_three_lines_and_nothing_stands_twice(tiny: Suite) -> No
             for line in text.splitlines()
             if re.match(r"(\\textit\{)?(numbers|attacks|doubt|caveats)\b", line, re.I)
         ]
-        assert len(lines) == 3 and "mixed: 2 commits" in lines[2]
+        assert len(lines) == 3 and sum("mixed: 2 commits" in line for line in lines) == 1
         assert not re.search("machine|attack code|fedcba9876", text)
     assert "seeds 6, 7" in report.render([grid], "terminal")  # LaTeX says it in the caption
     smoke = build(tiny, tiny.plan("smoke"), [])[0]
@@ -1277,7 +1277,8 @@ AWKWARD = r"a_b & 5% #1 {x} ~ ^ \\ $ | <i> *b* `c` ε K̂ 漢"
 def test_escaping() -> None:
     assert latex.escape("a_b & 5% #1 {x} ~ ^ $") == r"a\_b \& 5\% \#1 \{x\} \textasciitilde{} \textasciicircum{} \$"
     assert latex.escape("\\ | < >") == r"\textbackslash{} \textbar{} \textless{} \textgreater{}"
-    assert latex.escape("ε ≤ K̂ ± é 漢 ﬁ") == r"$\varepsilon$ $\leq$ $\hat{K}$ $\pm$ é ? fi"
+    assert latex.escape("ε ≤ K̂ ± é 漢 ﬁ") == r"$\varepsilon$ $\leq$ $\hat{K}$ $\pm$ é 漢 fi"
+    assert latex_text.printable("é 漢 ± ﬁ") == (r"é ? $\pm$ fi", ["漢"])
     assert markdown.escape("a_b | *c* <i> & #1") == r"a\_b \| \*c\* \<i\> &amp; \#1"
 
 
@@ -1647,7 +1648,7 @@ def test_a_run_that_failed_counts_where_it_left_numbers(tiny: Suite, tmp_path: P
                 "train",
                 suite="tiny",
                 total=3,
-                provenance={"device": device, "commit": "abc"},
+                provenance={"device": device, "commit": "abc0" * 10},
                 retry_failed=True,
             )
             assert run is not None
@@ -1657,7 +1658,9 @@ def test_a_run_that_failed_counts_where_it_left_numbers(tiny: Suite, tmp_path: P
                 store.finish(run)
             else:
                 store.fail(run, "out of memory")
-        run = store.claim(cell.id, final.stage(3), suite="tiny", total=0, provenance={"device": "B", "commit": "abc"})
+        run = store.claim(
+            cell.id, final.stage(3), suite="tiny", total=0, provenance={"device": "B", "commit": "abc0" * 10}
+        )
         assert run is not None
         store.finish(run, [Number(final.label, 0.5, 3, 10_000)])
         grid = report.build_tables(tiny, plan, store)[0]
@@ -1773,7 +1776,7 @@ def test_numbers_of_a_database_that_cannot_be_are_marked(tiny: Suite, tmp_path: 
         (0.999, False, None, None): (none, never),
         (0.5, False, None, None): (none,),
         (0.5, True, "cpu", None): ("the commit of its code is not recorded",),
-        (0.5, True, "cpu", "abc"): (),
+        (0.5, True, "cpu", "abc0" * 10): (),
         (0.5, True, None, None): (),
     }
     for number, ((value, outcomes, device, commit), expected) in enumerate(tries.items()):
@@ -1836,7 +1839,7 @@ tables:
         elapsed = min(seconds() for _ in range(3))
     finally:
         gc.unfreeze()
-    assert elapsed < 9 * min(million() for _ in range(3))  # a core that others use is slower
+    assert elapsed < 15 * min(million() for _ in range(3))  # five seconds; a core that others use is slower
 
 
 @pytest.mark.parametrize(

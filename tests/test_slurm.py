@@ -500,7 +500,14 @@ def test_a_job_without_its_plan_says_so(tmp_path, capsys):
 def test_status_and_show_name_the_job_of_a_cell(jobs, machine, run):
     with Store.open(machine.db) as store:
         store.add_cell(jobs[0].cell, jobs[0].spec)
-        about = {"host": "n7", "pid": 4711, "slurm_job": "77_3", "device": "cpu", "precision": "fp32", "commit": "c"}
+        about = {
+            "host": "n7",
+            "pid": 4711,
+            "slurm_job": "77_3",
+            "device": "cpu",
+            "precision": "fp32",
+            "commit": "c" * 40,
+        }
         store.claim(jobs[0].cell, "train", suite="crew", total=4, provenance=about)
     code, out, _ = run("status", "crew.yaml", "--db", machine.db)
     assert code == 0 and f"{jobs[0].cell} train is held by process 4711 on n7, SLURM job 77_3, last progress" in out
