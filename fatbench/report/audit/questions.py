@@ -42,6 +42,7 @@ from fatbench.report.audit.answers import (
 from fatbench.report.audit.leads import deviations, lead, ranking
 from fatbench.report.audit.reading import UNPRINTED, radius_value
 
+EXACT = 6  # digits of a number that is stored and not printed
 ITERATED = ("pgd", "bim", "mim", "apgd", "cw", "autoattack")
 STRONGER = {"fgsm": ("pgd", "bim", "mim", "apgd", "autoattack"), "natural": WHITE_BOX} | dict.fromkeys(
     ("pgd", "bim", "mim", "apgd", "cw", "square", "fab", "deepfool"), ("autoattack",)
@@ -152,7 +153,8 @@ def grain(numbers: pandas.DataFrame) -> Answer:
     marks: dict[Any, str] = {}
     asked = 0
     for key, group in groups(numbers, [*TABLE, "dataset"]):
-        values = group[group["deviation"].isna() & (group["value"] > 0) & (group["value"] < 100)]
+        printed = group["deviation"].isna() & (group["decimals"] < EXACT)
+        values = group[printed & (group["value"] > 0) & (group["value"] < 100)]
         if len(values) < 3:
             continue
         asked += 1
