@@ -47,10 +47,10 @@ from fatbench.engine.setup import Setup
 from fatbench.errors import FatbenchError
 from fatbench.methods import algorithms
 from fatbench.methods.adversaries import ADVERSARIES
-from fatbench.methods.aggregators import samples
-from fatbench.methods.attacks import pgd
+from fatbench.methods.aggregators import AGGREGATORS, samples
+from fatbench.methods.attacks import fgsm, pgd
 from fatbench.methods.defences import DEFENCES
-from fatbench.methods.objectives import standard
+from fatbench.methods.objectives import at, standard
 from fatbench.models import MODELS
 from fatbench.models.dual_norm import with_dual_norm
 from fatbench.runner import checkpoints
@@ -283,12 +283,24 @@ def _call_partition(function: Any) -> Any:
     return {k: torch.tensor(shard) for k, shard in enumerate(shards)}
 
 
-def _call_adversary(function: Any) -> Any:
-    malicious = Malicious("1", function)
-    problem = small_problem(own_network(function) or "small_cnn", images_per_client=8)
-    images, labels = deal(malicious, problem.shards, problem.images, problem.labels, CLASSES, 0)
-    attacked_problem = replace(problem, images=images, labels=labels, malicious=malicious)
-    return train_cohort(attacked_problem, initial_state(problem).model, (2, 0, 1), 1, local())
+def _among_adversaries(function: Any, malicious: bool = True) -> tuple[Problem, LocalTraining]:
+    """Five clients that train adversarially, of whom 1 and 3 are malicious."""
+    two = Malicious("1,3", function)
+    problem = small_problem(own_network(function) or "small_cnn", clients=5, images_per_client=8)
+    trained = local(objective=functools.partial(at, attack=functools.partial(fgsm, eps=8 / 255)))
+    if not malicious:
+        return problem, trained
+    images, labels = deal(two, problem.shards, problem.images, problem.labels, CLASSES, 0)
+    return replace(problem, images=images, labels=labels, malicious=two), trained
+
+
+def _call_adversary(function: Any, malicious: bool = True) -> Any:
+    problem, trained = _among_adversaries(function, malicious)
+    theta = initial_state(problem).model
+    context = Context(1, 3, problem, theta, {}, 0.05)
+    return train_cohort(
+        problem, theta, (2, 0, 3, 1, 4), 1, trained, aggregator=AGGREGATORS["coordinate_median"], context=context
+    )
 
 
 def _call_defence(function: Any) -> Any:
@@ -576,18 +588,38 @@ def images_stay_images(kind: str, name: str) -> None:
 
 
 def the_honest_stay_honest(kind: str, name: str) -> None:
-    """An adversary changes what its client sends, in the same shapes, and nothing that other clients send."""
+    """An adversary changes what its clients send, in the same shapes, and nothing that other clients send."""
     bound = member(kind, name)
-    honest_updates = _train(own_network(bound) or "small_cnn", images_per_client=8)
-    honest_models = {update.client: update.model for update in honest_updates}
+    honest_models = {update.client: update.model for update in _call_adversary(bound, malicious=False)}
     attacked_models = {update.client: update.model for update in _call_adversary(bound)}
-    for k in (0, 2):
+    for k in (0, 2, 4):
         expect(equal(honest_models[k], attacked_models[k]), f"client {k} is honest and sends something else")
     same_shapes = all(value.shape == attacked_models[1][key].shape for key, value in honest_models[1].items())
     expect(same_shapes, "what it sends has other shapes")
     distance = float((_flat(honest_models[1]) - _flat(attacked_models[1])).norm())
     # not "distance > 1e-6", which is false for an upload of NaN
     expect(not distance <= 1e-6, "it sends what an honest client sends")
+
+
+def its_training_resumes_with_the_same_bytes(kind: str, name: str) -> None:
+    """Under each aggregator of its plug-in, four rounds equal two, a checkpoint and two more."""
+    bound, plugin = member(kind, name), signatures.describe(kind, name).plugin
+    own = [
+        aggregator
+        for aggregator, signature in signatures.known_functions("Aggregator").items()
+        if plugin is not None and signature.plugin == plugin
+    ]
+    for aggregator in (*own, "centred_clipping"):
+        problem, trained = _among_adversaries(bound)
+        rule = functools.partial(
+            ALGORITHMS["fedavg"], rounds=4, local=trained, aggregator=member("Aggregator", aggregator)
+        )
+        uninterrupted = rounds(problem, rule, malicious=problem.malicious)
+        for done in (2, 1):
+            resumed = rounds(problem, rule, _stored(uninterrupted[done - 1][0].state), malicious=problem.malicious)
+            same = equal([vars(result) for result, _ in uninterrupted[done:]], [vars(result) for result, _ in resumed])
+            expect(same, f"under {aggregator}, after an interruption in round {done} training ends elsewhere: what it "
+                   "remembers, it returns (`memory`)")  # fmt: skip
 
 
 def resumes_with_the_same_bytes(kind: str, name: str) -> None:
@@ -761,7 +793,12 @@ PROPERTIES: dict[str, tuple[Property, ...]] = {
     "Attack": (*_ALL, inside_ball_and_box, passes_as_declared),
     "Augment": (*_ALL, images_stay_images),
     "Partition": (*_ALL, disjoint_shards),
-    "Adversary": (*_ALL, remembers_nothing_outside_its_state, the_honest_stay_honest),
+    "Adversary": (
+        *_ALL,
+        remembers_nothing_outside_its_state,
+        the_honest_stay_honest,
+        its_training_resumes_with_the_same_bytes,
+    ),
     "Defence": _ALL,
     "Inversion": _ALL,
     "Diagnostic": _ALL,

@@ -90,7 +90,14 @@ CASES = [
             (1, {"name": "badnets", "target": 0, "size": 8}, "size: a square of 8 pixels on images of 8 x 8"),
             (1, "alie", "z: 1 malicious clients of 4 give z <= 0, the honest mean"),
             (3, "alie", "z: the malicious clients are a majority"),
+            (1, "fang_krum", "fang_krum needs 5 clients in a round, of whom 1 are malicious"),
+            (1, {"name": "mimic_fixed", "client": 3}, "client: 3 of 3 honest clients in a round"),
+            (1, "aimed", "aimed measures robust accuracy within the radius of training, and standard has no attack"),
         )
+    ],
+    *[
+        ({"malicious": {"clients": 1, "attack": name, "knows": "own"}}, "malicious: attack", "knows: own: one")
+        for name in ("alie", "min_max", "min_sum", "optimal_alie", "fang_krum", "fang_trimmed", "within_honest")
     ],
     *[
         ({"algorithm": {**FEDAVG, "aggregator": aggregator}}, "algorithm: aggregator", reason)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -10,8 +11,9 @@ from fatbench.engine import malicious
 from fatbench.engine.filed import keeper
 from fatbench.engine.inject import asks
 from fatbench.engine.local import Client, LocalTraining, broadcast_loss, train_client
+from fatbench.engine.mixing import aggregate, mix
 from fatbench.engine.randomness import numpy_generator
-from fatbench.engine.rounds import Cost, Problem, Tensors, Update
+from fatbench.engine.rounds import Context, Cost, Mixing, Problem, Tensors, Update
 from fatbench.suite.entry import Passes, passes
 from fatbench.suite.types import rounded_down
 
@@ -39,6 +41,8 @@ def train_cohort(
     weight_shift: Mapping[int, Tensors] | None = None,
     tensors_by_client: Mapping[int, Tensors] | None = None,
     locals: Mapping[int, LocalTraining] | None = None,
+    context: Context | None = None,
+    server: malicious.Server | None = None,
 ) -> list[Update]:
     """Train every client of the cohort from `broadcast`; return their updates in the order of the cohort.
 
@@ -46,7 +50,9 @@ def train_cohort(
     gradient_shift[k] is added to every gradient of client k (SCAFFOLD: c - c_k); weight_shift[k] is subtracted from
     its weights after every step (the released SCAFFOLD). For clients that differ, tensors_by_client[k] replaces
     tensors of `broadcast` (as in `Round.own`) and locals[k] replaces `local`. Malicious clients' updates are what they
-    send, not what they trained. Models that together take much of the host's memory lie in a file (`filed`).
+    send, not what they trained. context: what the aggregator will be told, for adversaries that know it; server: what
+    is done with the updates if not `mix` with the aggregator's weights, (updates, context) -> the next model, without
+    changing anything. Models that together take much of the host's memory lie in a file (`filed`).
 
     Raises NoHonestClient for malicious clients alone, unless chance drew them, if their adversary is to see the others:
     call it once a round.
@@ -59,7 +65,7 @@ def train_cohort(
         k: {**broadcast, **tensors_by_client[k]} if tensors_by_client and k in tensors_by_client else broadcast
         for k in cohort
     }
-    settings = malicious.local_settings(problem, cohort, {k: (locals or {}).get(k, local) for k in cohort})
+    settings = malicious.local_settings(problem, cohort, round, {k: (locals or {}).get(k, local) for k in cohort})
     keep = keeper(broadcast, len(cohort))
     updates: list[Update] = []
     for k in cohort:
@@ -67,9 +73,18 @@ def train_cohort(
         loss = broadcast_loss(client, settings[k]) if measures_broadcast else None  # before training changes the model
         update = train_client(client, settings[k])
         stats = replace(update.stats, broadcast_loss=loss)
-        updates.append(replace(update, model=keep(update.model), stats=stats))
-    robust = malicious.tolerates_one(aggregator, len(cohort))
-    return malicious.accepted_updates(problem, start_models, updates, round, robust)
+        updates.append(replace(update, model=keep(update.model), stats=stats, passes=passes(settings[k].objective)))
+    if server is None and aggregator is not None:
+        server = functools.partial(_mixed, aggregator)
+    return malicious.accepted_updates(
+        problem, start_models, updates, round, robust=malicious.tolerates_one(aggregator, len(cohort)),
+        objective=local.objective, server=server, context=context,
+    )  # fmt: skip
+
+
+def _mixed(aggregator: Callable[..., Mixing], updates: list[Update], context: Context) -> Tensors:
+    """What a server does that only aggregates."""
+    return mix(updates, aggregate(aggregator, updates, context), context.broadcast, context.problem.model)
 
 
 def step_divisors(updates: Sequence[Update], lr: float, divisor: str) -> list[float]:
@@ -97,7 +112,7 @@ def cost(
     """
     trained, measuring = Passes(), Passes()
     for update in updates:
-        example_passes = passes((locals or {}).get(update.client, local).objective)
+        example_passes = update.passes or passes((locals or {}).get(update.client, local).objective)
         trained += update.n * local.epochs * example_passes
         if update.stats.broadcast_loss is not None:
             measuring += update.n * (example_passes + Passes(0, -1))  # the objective without its last backward pass

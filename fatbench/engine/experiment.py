@@ -14,7 +14,7 @@ from torch import Tensor
 from fatbench.engine import measures
 from fatbench.engine.accuracy import accuracy, models_of, most_frequent, natural
 from fatbench.engine.local import pixels
-from fatbench.engine.malicious import finite
+from fatbench.engine.malicious import AdversaryMemory, finite
 from fatbench.engine.mixing import completed
 from fatbench.engine.randomness import forked, generator
 from fatbench.engine.rounds import Number, Problem, Round, State, Tensors
@@ -87,9 +87,15 @@ def experiment(
     first_round_numbers = [] if state.round else list(measures.constant_numbers(ready, settings, per_class))
     start_time = time.perf_counter()
     last_round: tuple[Round, list[Number]] | None = None
-    for algorithm_round in algorithm(ready.problem, state):
+    # what adversaries remember is no part of the state that an algorithm makes anew in every round
+    memory = AdversaryMemory(state.server.get("adversary", {}))
+    own_state = replace(state, server={name: kept for name, kept in state.server.items() if name != "adversary"})
+    for algorithm_round in algorithm(replace(ready.problem, adversary=memory), own_state):
         # an update holds only what was sent; measures look at whole models
         result = replace(algorithm_round, updates=completed(algorithm_round.updates, algorithm_round.broadcast))
+        if memory.kept:
+            server = {**result.state.server, "adversary": memory.kept}
+            result = replace(result, state=replace(result.state, server=server))
         count = result.index + 1
         if malicious is None:
             _demand_finite(result)
@@ -127,6 +133,8 @@ def experiment(
         refused = max((update.refused for update in result.updates), default=0)
         if refused or malicious is not None:
             numbers.append(Number("uploads_refused", refused, count))
+        if malicious is not None:
+            numbers.append(Number("malicious", memory.malicious, count))
         yield result, numbers
         last_round = replace(result, broadcast={}, updates=[], mixing=None, artifacts={}), numbers
         del algorithm_round, result  # frees the uploads before those of the next round are made

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from torch import Generator, Tensor, device, nn
 
     from fatbench.engine.graphs import Recordings
+    from fatbench.engine.malicious import AdversaryMemory
+    from fatbench.suite.entry import Passes
 
 Metrics = dict[str, "float | dict[int, float]"]  # name -> a number, or one per client
 Tensors = dict[str, "Tensor"]
@@ -46,6 +48,7 @@ class Problem:
     malicious: Any = None  # `malicious.Malicious`: which clients deviate, and how
     recordings: Recordings | None = None  # where steps of the path graphs stay recorded from round to round
     held_out: tuple[Tensor, Tensor] | None = None  # (V, C, H, W) uint8 and labels (V,): images that no client has
+    adversary: AdversaryMemory | None = None  # what the adversaries of this training remember; the engine keeps it
 
 
 @dataclass(frozen=True)
@@ -82,6 +85,7 @@ class Update:
     stats: Stats
     extra: Memory = field(default_factory=dict)  # what the algorithm uploads besides, e.g. c_k+ - c_k
     refused: int = 0  # uploads of the round that were not finite, and that the server left out
+    passes: Passes | None = None  # of an image that it trained on
 
 
 @dataclass(frozen=True)

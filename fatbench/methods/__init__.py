@@ -13,6 +13,7 @@
     corruptions             common corruptions, as attacks that need no model
     packages                attacks of other packages
     adversaries             what malicious clients do
+    knowing_adversaries     those that know the aggregator or aim at robustness
     manipulations           what a malicious server does to the model that it sends
     inversions              attacks that rebuild training images from uploads
     defences                what a client does to its gradient before it is sent

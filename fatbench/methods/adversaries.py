@@ -16,6 +16,7 @@ from typing import Any, Literal
 import torch
 from torch import Generator, Tensor
 
+from fatbench.methods.knowing_adversaries import KNOWING, two_for_a_spread
 from fatbench.suite.entry import Entry
 from fatbench.suite.facts import Facts
 from fatbench.suite.types import Count, Natural, NonNegative, Positive, Probability, Real, rounded_down
@@ -219,7 +220,8 @@ ADVERSARIES: dict[str, Callable[..., Any]] = {
     "sign_flip": sign_flip,
     "gaussian_upload": gaussian_upload,
     "ipm": Entry(ipm, cites=("xie2019",)),
-    "alie": Entry(alie, refuse=(bounded_z, positive_z), cites=("baruch2019",)),
-    "min_max": Entry(min_max, cites=("shejwalkar2021",)),
+    "alie": Entry(alie, refuse=(bounded_z, positive_z, two_for_a_spread), cites=("baruch2019",)),
+    "min_max": Entry(min_max, refuse=(two_for_a_spread,), cites=("shejwalkar2021",)),
     "model_replacement": Entry(model_replacement, cites=("bagdasaryan2020",)),
+    **KNOWING,
 }

@@ -41,7 +41,7 @@ def at(model: nn.Module, x: Tensor, y: Tensor, generator: torch.Generator, *, at
 
     Madry et al. 2018 (arXiv 1706.06083), equation 2.1; Zhu et al. 2023: pgd with 10 steps.
     """
-    return _cross_entropy(model, _adversarial(model, x, y, generator, attack), y)
+    return _cross_entropy(model, adversarial_images(model, x, y, generator, attack), y)
 
 
 def attack_and_one(*, attack: Attack) -> Passes:
@@ -101,7 +101,7 @@ def mixed_at(
     count = rounded_down(ratio * len(x))
     if count:
         attacked_index = torch.randperm(len(x), generator=generator, device=x.device)[:count]
-        x_adv = _adversarial(model, x[attacked_index], y[attacked_index], generator, attack)
+        x_adv = adversarial_images(model, x[attacked_index], y[attacked_index], generator, attack)
         x = x.index_put((attacked_index,), x_adv)
     model.train()
     return _cross_entropy(model, x, y)
@@ -134,7 +134,7 @@ def mixfat(
         loss = clean_weight * F.cross_entropy(clean, y) + weight * F.cross_entropy(adversarial, y)
         return loss, _correct(adversarial, y)
     count = rounded_down(ratio * len(x))
-    x_adv = _adversarial(model, x[:count], y[:count], generator, attack) if count else x[:0]
+    x_adv = adversarial_images(model, x[:count], y[:count], generator, attack) if count else x[:0]
     model.train()
     loss, correct = _cross_entropy(model, torch.cat([x, x_adv]), torch.cat([y, y[:count]]))
     return loss, torch.cat([correct[len(x) :], correct[count : len(x)]])
@@ -206,7 +206,7 @@ def awp_at(
     update the running statistics. gamma 0 is `at`. Wu et al. 2020 (arXiv 2004.05884) use 0.01; the federated code
     NUDTPingLuo/FedLAT uses 0.005 from round 10 on, for every tensor; here from the first round.
     """
-    x_adv = _adversarial(model, x, y, generator, attack)
+    x_adv = adversarial_images(model, x, y, generator, attack)
     # w.dim() > 1: biases and normalisation stay / FedLAT: every tensor
     weights = {name: w for name, w in model.named_parameters() if w.requires_grad and w.dim() > 1}
     # copies: the pass that gives g must not update the running statistics
@@ -258,7 +258,7 @@ def calfat_released(
     # released: the attack sees f + 0.1 log n, the loss ten times that
     offset = 0.1 * (class_counts.clamp(min=1) + 1e-7).log()
     with _shifted_logits(model, offset):
-        x_adv = _adversarial(model, x, y, generator, attack)
+        x_adv = adversarial_images(model, x, y, generator, attack)
         logits = 10 * predict(model, x_adv)
     return F.cross_entropy(logits, y), _correct(logits, y)
 
@@ -296,7 +296,7 @@ def _shifted_logits(model: nn.Module, offset: Tensor) -> Iterator[None]:
         handle.remove()
 
 
-def _adversarial(model: nn.Module, x: Tensor, y: Tensor, generator: torch.Generator, attack: Attack) -> Tensor:
+def adversarial_images(model: nn.Module, x: Tensor, y: Tensor, generator: torch.Generator, attack: Attack) -> Tensor:
     model.eval()
     x_adv: Tensor = attack(model, x, y, generator)
     model.train()
@@ -307,7 +307,7 @@ def _adversarial_and_clean(
     model: nn.Module, x: Tensor, y: Tensor, generator: torch.Generator, attack: Attack
 ) -> tuple[Tensor, Tensor]:
     # Two forward passes, adversarial first: each normalises by its own batch and updates the running statistics.
-    x_adv = _adversarial(model, x, y, generator, attack)
+    x_adv = adversarial_images(model, x, y, generator, attack)
     return predict(model, x_adv), predict(model, x)
 
 

@@ -227,6 +227,11 @@ def _refuse_malicious(spec: Mapping[str, Any], location: str) -> None:
         raise SpecError(f"{location}: clients: no client {max(malicious_clients)}: the {clients} clients count from 0")
     if clients and len(malicious_clients) == clients:
         raise SpecError(f"{location}: clients: all {clients} clients are malicious: none is honest")
+    drawn = spec["malicious"]["drawn"] == "each_round"
+    if drawn and not isinstance(spec["malicious"]["clients"], int):
+        raise SpecError(f"{location}: drawn: each_round: 'clients' is their number, not a list of clients")
+    if drawn and len(malicious_clients) >= (cohort := facts.cohort(spec)):
+        raise SpecError(f"{location}: clients: all {cohort} clients of a round are malicious: none is honest")
     algorithm = spec["algorithm"]
     while algorithm.wrapped_call is not None:
         algorithm = algorithm.wrapped_call
@@ -234,6 +239,13 @@ def _refuse_malicious(spec: Mapping[str, Any], location: str) -> None:
     # an aggregator reads the updates of clients, so an adversary that changes them has an effect
     sends_updates = "aggregator" in algorithm or (isinstance(entry, AlgorithmEntry) and entry.aggregates)
     for attack in spec["malicious"].nested.values():
+        if drawn and "images" in attack.signature.asks:
+            raise SpecError(f"{location}: drawn: each_round: '{attack['name']}' changes data, which are dealt once")
+        if "aggregate" in attack.signature.asks and not getattr(entry, "foreseeable", False):
+            raise SpecError(
+                f"{location}: '{attack['name']}' asks what the server would do ('aggregate'), and {algorithm['name']} "
+                "does not say so (`foreseeable` of its entry)"
+            )
         if not sends_updates and "images" not in attack.signature.asks:
             raise SpecError(
                 f"{location}: '{attack['name']}' changes how clients train or what they send, but {algorithm['name']} "

@@ -205,11 +205,13 @@ class AlgorithmEntry(PrivacyEntry):
     """work: (cell, *, settings) -> the `Work` of all rounds; without it the work is unknown.
 
     deploys: the networks of all clients are attacked after a round, not one network. parts: the parts of a model that
-    it trains separately. aggregates: adversaries reach what its clients send.
+    it trains separately. aggregates: adversaries reach what its clients send. foreseeable: they may ask what its server
+    would do, as it gives `train_cohort` its `context`, or a `server`.
     """
 
     work: Callable[..., Work] | None = None
     aggregates: bool = True
+    foreseeable: bool = False
     deploys: bool = False
     parts: tuple[str, ...] = ()
 

@@ -66,7 +66,7 @@ def cohort(spec: Mapping[str, Any]) -> int:
 
 
 def malicious(spec: Mapping[str, Any]) -> set[int]:
-    """The numbers of a cell's malicious clients."""
+    """The numbers of a cell's malicious clients; if they are drawn in each round, as many."""
     clients = (spec.get("malicious") or {}).get("clients", 0)
     return set(range(clients)) if isinstance(clients, int) else {int(k) for k in clients.split(",")}
 
@@ -97,8 +97,10 @@ class Facts:
 
     @property
     def malicious(self) -> int:
-        """Malicious clients in an average round, rounded down."""
+        """Malicious clients in an average round, rounded down; if they are drawn in each, in every round."""
         malicious_clients = len(malicious(self.spec))
+        if (self.spec.get("malicious") or {}).get("drawn") == "each_round":
+            return min(malicious_clients, self.cohort)
         return malicious_clients * self.cohort // self.clients if malicious_clients else 0
 
     @property

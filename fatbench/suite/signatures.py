@@ -64,6 +64,7 @@ CLASSES = {
     "Malicious": ("fatbench.engine.malicious", "Malicious"),
 }
 
+OF_A_ROUND = ("broadcast", "last_layer", "malicious", "cohort", "round", "generator")  # of a round's uploads
 # kind -> the ways in which the engine calls its functions: (positional arguments, further ones that a function may ask
 # for by name); of several, the first argument of a function says which, since it names what the function changes
 FORMS: dict[str, tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]] = {
@@ -84,7 +85,9 @@ FORMS: dict[str, tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]] = {
     "Adversary": (
         (("images", "labels"), ("classes", "generator")),
         (("loss",), ()),
-        (("update",), ("others", "broadcast", "last_layer", "malicious", "round", "generator")),
+        (("objective", "model", "x", "y", "generator"), ("class_counts", "broadcast", "client", "round")),
+        (("update",), ("others", *OF_A_ROUND)),
+        (("updates",), ("others", *OF_A_ROUND, "honest", "aggregate", "memory", "robust_accuracy")),
     ),
     "Manipulation": ((("model", "weights", "generator"), ("labels", "images")),),
 }

@@ -106,8 +106,8 @@ def fedaux(
     for t in range(state.round, rounds):
         cohort = draw_cohort(problem, t, participation)
         local_t = local.at(t)
-        updates = train_cohort(clients_problem, state.model, cohort, t, local_t, aggregator=aggregator)
         context = Context(t, rounds, problem, state.model, state.server.get("aggregator", {}), local_t.lr)
+        updates = train_cohort(clients_problem, state.model, cohort, t, local_t, aggregator=aggregator, context=context)
         mixing = aggregate(aggregator, updates, context)
         theta = mix(updates, mixing, state.model, problem.model)
 
@@ -196,5 +196,10 @@ def ensemble(
 
 
 FEDAUX = AlgorithmEntry(
-    fedaux, work=work, refuse=(auxiliary_images,), example={"distillation_batch": 8}, cites=("sattler2021",)
+    fedaux,
+    foreseeable=True,
+    work=work,
+    refuse=(auxiliary_images,),
+    example={"distillation_batch": 8},
+    cites=("sattler2021",),
 )

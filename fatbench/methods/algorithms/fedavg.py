@@ -59,16 +59,13 @@ def fedavg(
     for t in range(state.round, rounds):
         cohort = draw_cohort(problem, t, participation)
         local_t = local.at(t)
-        updates = train_cohort(problem, state.model, cohort, t, local_t, aggregator=aggregator)
-        mixing = aggregate(
-            aggregator,
-            updates,
-            Context(t, rounds, problem, state.model, state.server.get("aggregator", {}), local_t.lr),
-        )
+        context = Context(t, rounds, problem, state.model, state.server.get("aggregator", {}), local_t.lr)
+        updates = train_cohort(problem, state.model, cohort, t, local_t, aggregator=aggregator, context=context)
+        mixing = aggregate(aggregator, updates, context)
         next_state = State(t + 1, mix(updates, mixing, state.model, problem.model), {"aggregator": mixing.memory})
         yield Round(t, state.model, updates, mixing, next_state, cost(updates, local_t, state.model))
         del updates, mixing  # frees the memory before the next round needs as much
         state = next_state
 
 
-FEDAVG = AlgorithmEntry(fedavg, work=federated, cites=("li2020fedprox", "mcmahan2017", "zhu2023"))
+FEDAVG = AlgorithmEntry(fedavg, foreseeable=True, work=federated, cites=("li2020fedprox", "mcmahan2017", "zhu2023"))

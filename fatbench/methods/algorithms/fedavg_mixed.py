@@ -46,9 +46,11 @@ def fedavg_mixed(
         local_t = local.at(t)
         standard_local = replace(local_t, objective=standard)
         locals = {k: local_t if k < adversarial else standard_local for k in cohort}
-        updates = train_cohort(problem, state.model, cohort, t, local_t, aggregator=aggregator, locals=locals)
-        memory = state.server.get("aggregator", {})
-        mixing = aggregate(aggregator, updates, Context(t, rounds, problem, state.model, memory, local_t.lr))
+        context = Context(t, rounds, problem, state.model, state.server.get("aggregator", {}), local_t.lr)
+        updates = train_cohort(
+            problem, state.model, cohort, t, local_t, aggregator=aggregator, locals=locals, context=context
+        )
+        mixing = aggregate(aggregator, updates, context)
         next_state = State(t + 1, mix(updates, mixing, state.model, problem.model), {"aggregator": mixing.memory})
         spent = cost(updates, local_t, state.model, locals=locals)
         yield Round(t, state.model, updates, mixing, next_state, spent)
@@ -67,6 +69,7 @@ def work(
 
 FEDAVG_MIXED = AlgorithmEntry(
     fedavg_mixed,
+    foreseeable=True,
     work=work,
     refuse=(no_more_than_clients,),
     example={"adversarial": 1, "standard": "standard"},

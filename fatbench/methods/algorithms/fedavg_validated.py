@@ -59,9 +59,9 @@ def fedavg_validated(
         validation_state: Tensors = state.server.get("validation", {})
         local_t = local.at(t)
         local_t = replace(local_t, lr=local_t.lr / math.sqrt(float(validation_state.get("passed", 1.0))))
-        updates = train_cohort(problem, state.model, cohort, t, local_t, aggregator=aggregator)
-        memory = state.server.get("aggregator", {})
-        mixing = aggregate(aggregator, updates, Context(t, rounds, problem, state.model, memory, local_t.lr))
+        context = Context(t, rounds, problem, state.model, state.server.get("aggregator", {}), local_t.lr)
+        updates = train_cohort(problem, state.model, cohort, t, local_t, aggregator=aggregator, context=context)
+        mixing = aggregate(aggregator, updates, context)
         model = mix(updates, mixing, state.model, problem.model)
         loss, validation_state = _validate(problem, problem.shards[clients:], model, t, validation_state)
         metrics: Metrics = {"validation_loss": loss, "lr": local_t.lr}
@@ -111,5 +111,10 @@ def _validate(
 
 
 FEDAVG_VALIDATED = AlgorithmEntry(
-    fedavg_validated, work=work, refuse=(some_train,), example={"validators": 1}, cites=("danilenka2022",)
+    fedavg_validated,
+    foreseeable=True,
+    work=work,
+    refuse=(some_train,),
+    example={"validators": 1},
+    cites=("danilenka2022",),
 )

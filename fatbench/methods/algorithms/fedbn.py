@@ -16,14 +16,15 @@ batch normalisation of the initial model.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Iterator, Sequence
 
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fatbench.engine.cohort import cost, draw_cohort, train_cohort
 from fatbench.engine.mixing import aggregate, mix
-from fatbench.engine.rounds import Context, Problem, Round, State
+from fatbench.engine.rounds import Context, Problem, Round, State, Tensors, Update
 from fatbench.methods.algorithms.work import federated
 from fatbench.suite.entry import AlgorithmEntry
 from fatbench.suite.facts import Facts
@@ -52,11 +53,19 @@ def fedbn(
         cohort = draw_cohort(problem, t, participation)
         local_t = local.at(t)
         norm_by_client = {k: state.clients[k]["normalisation"] for k in state.clients}
+        context = Context(t, rounds, problem, state.model, state.server.get("aggregator", {}), local_t.lr)
         updates = train_cohort(
-            problem, state.model, cohort, t, local_t, aggregator=aggregator, tensors_by_client=norm_by_client
+            problem,
+            state.model,
+            cohort,
+            t,
+            local_t,
+            aggregator=aggregator,
+            tensors_by_client=norm_by_client,
+            context=context,
+            server=functools.partial(shared_mean, aggregator=aggregator, names=names),
         )
-        memory = state.server.get("aggregator", {})
-        mixing = aggregate(aggregator, updates, Context(t, rounds, problem, state.model, memory, local_t.lr))
+        mixing = aggregate(aggregator, updates, context)
         mixed = mix(updates, mixing, state.model, problem.model)
         norm_by_client |= {update.client: {name: update.model[name] for name in names} for update in updates}
         next_state = State(
@@ -68,6 +77,14 @@ def fedbn(
         yield Round(t, state.model, updates, mixing, next_state, cost(updates, local_t, shared), own=norm_by_client)
         del updates, mixing  # frees the memory before the next round needs as much
         state = next_state
+
+
+def shared_mean(
+    updates: Sequence[Update], context: Context, *, aggregator: Aggregator, names: Sequence[str]
+) -> Tensors:
+    """The next model of a server that leaves the tensors `names` as they are."""
+    model = mix(updates, aggregate(aggregator, updates, context), context.broadcast, context.problem.model)
+    return {name: context.broadcast[name] if name in names else value for name, value in model.items()}
 
 
 def normalised_network(cell: Facts) -> str | None:
@@ -88,4 +105,6 @@ def normalisation(model: nn.Module) -> list[str]:
     ]
 
 
-FEDBN = AlgorithmEntry(fedbn, work=federated, refuse=(normalised_network,), deploys=True, cites=("li2021",))
+FEDBN = AlgorithmEntry(
+    fedbn, foreseeable=True, work=federated, refuse=(normalised_network,), deploys=True, cites=("li2021",)
+)

@@ -18,6 +18,7 @@ of the round's last client. Under full participation, with equal weights and ste
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from typing import Literal
 
@@ -27,6 +28,7 @@ from fatbench.engine.cohort import cost, draw_cohort, step_divisors, train_cohor
 from fatbench.engine.local import LocalTraining, trainable
 from fatbench.engine.mixing import aggregate, mix, scaled
 from fatbench.engine.rounds import Context, Problem, Round, State, Tensors, Update
+from fatbench.methods.algorithms.scaffold import stepped
 from fatbench.methods.algorithms.work import clients_train, models_cross
 from fatbench.suite.entry import AlgorithmEntry, Work
 from fatbench.suite.facts import Facts
@@ -58,12 +60,12 @@ def fedgate(
         local_t = local.at(t)
         delta = {k: state.clients.get(k, zeros) for k in cohort}
         shift = {k: {name: -delta[k][name] for name in names} for k in cohort}
-        updates = train_cohort(problem, state.model, cohort, t, local_t, aggregator=aggregator, gradient_shift=shift)
-        mixing = aggregate(
-            aggregator,
-            updates,
-            Context(t, rounds, problem, state.model, state.server.get("aggregator", {}), local_t.lr),
-        )
+        context = Context(t, rounds, problem, state.model, state.server.get("aggregator", {}), local_t.lr)
+        updates = train_cohort(
+            problem, state.model, cohort, t, local_t, aggregator=aggregator, gradient_shift=shift, context=context,
+            server=functools.partial(stepped, aggregator=aggregator, server_lr=server_lr),
+        )  # fmt: skip
+        mixing = aggregate(aggregator, updates, context)
         mean = mix(updates, mixing, state.model, problem.model)
         divisors = step_divisors(updates, local_t.lr, divisor)
         new_deltas = {u.client: _tracked(delta[u.client], mean, u, s) for u, s in zip(updates, divisors, strict=True)}
@@ -98,4 +100,4 @@ def _tracked(delta: Tensors, mean: Tensors, update: Update, s_k: float) -> Tenso
     return {name: delta[name] + (mean[name] - update.model[name]) / s_k for name in delta}
 
 
-FEDGATE = AlgorithmEntry(fedgate, work=work, cites=("haddadpour2021",))
+FEDGATE = AlgorithmEntry(fedgate, foreseeable=True, work=work, cites=("haddadpour2021",))

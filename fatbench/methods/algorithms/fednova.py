@@ -16,7 +16,7 @@ Wang et al. 2020, eq. 6. A proximal term mu (w - theta^t) pulls back what a step
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import torch
@@ -24,7 +24,7 @@ import torch
 from fatbench.engine.cohort import cost, draw_cohort, train_cohort
 from fatbench.engine.local import LocalTraining
 from fatbench.engine.mixing import aggregate, mix
-from fatbench.engine.rounds import Context, Problem, Round, State
+from fatbench.engine.rounds import Context, Mixing, Problem, Round, State, Tensors, Update
 from fatbench.methods.algorithms.work import federated
 from fatbench.suite.entry import AlgorithmEntry, ProximalEntry, entry_of
 from fatbench.suite.types import Aggregator, Count, Fraction, Local
@@ -47,18 +47,16 @@ def fednova(
     for t in range(state.round, rounds):
         cohort = draw_cohort(problem, t, participation)
         local_t = local.at(t)
-        updates = train_cohort(problem, state.model, cohort, t, local_t, aggregator=aggregator)
-        p = aggregate(
-            aggregator,
-            updates,
-            Context(t, rounds, problem, state.model, state.server.get("aggregator", {}), local_t.lr),
+        context = Context(t, rounds, problem, state.model, state.server.get("aggregator", {}), local_t.lr)
+
+        def server(updates: Sequence[Update], context: Context, local: LocalTraining = local_t) -> Tensors:
+            mixing = normalised(updates, aggregate(aggregator, updates, context), local)
+            return mix(updates, mixing, context.broadcast, problem.model)
+
+        updates = train_cohort(
+            problem, state.model, cohort, t, local_t, aggregator=aggregator, context=context, server=server
         )
-        if p.model is not None:
-            raise ValueError("fednova: the aggregator returns a model, but FedNova needs weights to normalise")
-        distances = [travelled_distance(u.stats.steps, local_t) for u in updates]
-        effective_steps = sum(w * a for w, a in zip(p.weights, distances, strict=True))
-        weights = [w * effective_steps / a for w, a in zip(p.weights, distances, strict=True)]
-        mixing = replace(p, weights=weights, broadcast=1.0 - sum(weights))
+        mixing = normalised(updates, aggregate(aggregator, updates, context), local_t)
         next_state = replace(
             state,
             round=t + 1,
@@ -66,8 +64,18 @@ def fednova(
             server={"aggregator": mixing.memory},
         )
         yield Round(t, state.model, updates, mixing, next_state, cost(updates, local_t, state.model))
-        del updates, mixing, p  # frees the memory before the next round needs as much
+        del updates, mixing  # frees the memory before the next round needs as much
         state = next_state
+
+
+def normalised(updates: Sequence[Update], p: Mixing, local: LocalTraining) -> Mixing:
+    """w_k = p_k tau_eff / ||a_k||_1, and the remainder to 1 for theta^t. Raises ValueError for a p that is a model."""
+    if p.model is not None:
+        raise ValueError("fednova: the aggregator returns a model, but FedNova needs weights to normalise")
+    distances = [travelled_distance(u.stats.steps, local) for u in updates]
+    effective_steps = sum(w * a for w, a in zip(p.weights, distances, strict=True))
+    weights = [w * effective_steps / a for w, a in zip(p.weights, distances, strict=True)]
+    return replace(p, weights=weights, broadcast=1.0 - sum(weights))
 
 
 def proportional_pull(*, local: LocalTraining) -> str | None:
@@ -100,4 +108,6 @@ def travelled_distance(steps: int, local: LocalTraining) -> float:
     return x
 
 
-FEDNOVA = AlgorithmEntry(fednova, work=federated, refuse=(proportional_pull,), cites=("wang2020fednova",))
+FEDNOVA = AlgorithmEntry(
+    fednova, foreseeable=True, work=federated, refuse=(proportional_pull,), cites=("wang2020fednova",)
+)

@@ -19,6 +19,7 @@ out: the gradient through BN_n that its option PNC, off by default, adds to the 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
@@ -29,7 +30,7 @@ from fatbench.engine.cohort import cost, draw_cohort, train_cohort
 from fatbench.engine.local import LocalTraining
 from fatbench.engine.mixing import aggregate, mix
 from fatbench.engine.rounds import Context, Problem, Round, State, Tensors
-from fatbench.methods.algorithms.fedbn import normalisation
+from fatbench.methods.algorithms.fedbn import normalisation, shared_mean
 from fatbench.methods.algorithms.work import adversarial_and_standard_train, models_cross, no_more_than_clients
 from fatbench.suite.entry import AlgorithmEntry, Work
 from fatbench.suite.facts import Facts
@@ -63,6 +64,7 @@ def fedrbn(
         standard_local = replace(local_t, objective=standard)
         locals = {k: local_t if k < adversarial else standard_local for k in cohort}
         norm_by_client = {k: state.clients[k]["normalisation"] for k in state.clients}
+        context = Context(t, rounds, problem, state.model, state.server.get("aggregator", {}), local_t.lr)
         updates = train_cohort(
             problem,
             state.model,
@@ -72,9 +74,10 @@ def fedrbn(
             aggregator=aggregator,
             tensors_by_client=norm_by_client,
             locals=locals,
+            context=context,
+            server=functools.partial(shared_mean, aggregator=aggregator, names=names),
         )
-        memory = state.server.get("aggregator", {})
-        mixing = aggregate(aggregator, updates, Context(t, rounds, problem, state.model, memory, local_t.lr))
+        mixing = aggregate(aggregator, updates, context)
         mixed = mix(updates, mixing, state.model, problem.model)
         norm_by_client |= {update.client: {name: update.model[name] for name in names} for update in updates}
         # clients that pause keep theirs, and are sources and receivers with it
@@ -140,6 +143,7 @@ def similarity(target: Tensors, sources: Sequence[Tensors]) -> torch.Tensor:
 
 FEDRBN = AlgorithmEntry(
     fedrbn,
+    foreseeable=True,
     work=work,
     refuse=(no_more_than_clients, two_statistics),
     deploys=True,

@@ -17,6 +17,7 @@ Cao et al. 2021, algorithm 2, with a server's learning rate of 1.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -28,7 +29,7 @@ from fatbench.engine.cohort import cost, draw_cohort, train_cohort
 from fatbench.engine.local import LocalTraining, trainable
 from fatbench.engine.malicious import finite_updates
 from fatbench.engine.mixing import mix
-from fatbench.engine.rounds import Metrics, Mixing, Problem, Round, State, Tensors
+from fatbench.engine.rounds import Context, Metrics, Mixing, Problem, Round, State, Tensors, Update
 from fatbench.methods.algorithms.work import clients_train, models_cross
 from fatbench.suite.entry import AlgorithmEntry, Work, passes
 from fatbench.suite.facts import Facts
@@ -62,12 +63,15 @@ def fltrust(
     for t in range(state.round, rounds):
         cohort = draw_cohort(problem, t, participation)
         local_t = local.at(t)
-        updates = finite_updates(train_cohort(problem, state.model, cohort, t, local_t))
         (server_update,) = train_cohort(server, state.model, [clients], t, local_t)
+        context = Context(t, rounds, problem, state.model, {}, local_t.lr)
+        combine = functools.partial(trusted_mean, server_model=server_update.model)
+        updates = finite_updates(
+            train_cohort(problem, state.model, cohort, t, local_t, context=context, server=combine)
+        )
         mixing = trust([update.model for update in updates], server_update.model, state.model, trainable(problem.model))
         trusted = sum(mixing.weights) > 0
-        model = mix([replace(update, n=1) for update in updates], mixing, state.model, problem.model)
-        next_state = State(t + 1, model if trusted else state.model)
+        next_state = State(t + 1, combine(updates, context))
         metrics: Metrics = {"trusted": sum(weight > 0 for weight in mixing.weights) / len(updates)}
         metrics |= {} if trusted else {"doubt_no_update_was_trusted": 1.0}
         spent, server_passes = cost(updates, local_t, state.model), root * local_t.epochs * passes(local_t.objective)
@@ -80,6 +84,15 @@ def fltrust(
         yield Round(t, state.model, updates, mixing, next_state, spent, metrics=metrics)
         del updates, mixing, server_update  # frees the memory before the next round needs as much
         state = next_state
+
+
+def trusted_mean(updates: Sequence[Update], context: Context, *, server_model: Tensors) -> Tensors:
+    """The next model, theta^t if no update is trusted; running averages of batch normalisation are plain means."""
+    network, theta = context.problem.model, context.broadcast
+    mixing = trust([update.model for update in updates], server_model, theta, trainable(network))
+    return (
+        mix([replace(update, n=1) for update in updates], mixing, theta, network) if sum(mixing.weights) > 0 else theta
+    )
 
 
 def work(cell: Facts, *, rounds: int, local: LocalTraining, root: int) -> Work:
@@ -121,5 +134,11 @@ def trust(models: Sequence[Tensors], server_model: Tensors, broadcast: Tensors, 
 
 
 FLTRUST = AlgorithmEntry(
-    fltrust, work=work, refuse=(enough_held_out,), fractions=("trusted",), example={"root": 5}, cites=("cao2021",)
+    fltrust,
+    foreseeable=True,
+    work=work,
+    refuse=(enough_held_out,),
+    fractions=("trusted",),
+    example={"root": 5},
+    cites=("cao2021",),
 )

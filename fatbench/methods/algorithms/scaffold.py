@@ -22,7 +22,8 @@ FedTorch as released (differences: scaffold-fedtorch) is `divisor: released`, `v
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Literal
 
@@ -64,7 +65,11 @@ def scaffold(
         local_t = local.at(t)
         client_variates = {k: state.clients.get(k, zeros) for k in cohort}
         shift = {k: {name: c[name] - client_variates[k][name] for name in names} for k in cohort}
-        trained = train_cohort(problem, state.model, cohort, t, local_t, aggregator=aggregator, gradient_shift=shift)
+        context = Context(t, rounds, problem, state.model, state.server.get("aggregator", {}), local_t.lr)
+        trained = train_cohort(
+            problem, state.model, cohort, t, local_t, aggregator=aggregator, gradient_shift=shift, context=context,
+            server=functools.partial(stepped, aggregator=aggregator, server_lr=server_lr),
+        )  # fmt: skip
         sequential = variates == "released"
         updates = []
         running_c = c
@@ -73,7 +78,6 @@ def scaffold(
             running_c = {name: running_c[name] + change[name] / len(problem.shards) for name in names}
             updates.append(replace(u, extra=change))
 
-        context = Context(t, rounds, problem, state.model, state.server.get("aggregator", {}), local_t.lr)
         mixing = scaled(aggregate(aggregator, updates, context), server_lr)
         new_variates = {
             u.client: {name: client_variates[u.client][name] + u.extra[name] for name in names} for u in updates
@@ -92,6 +96,12 @@ def scaffold(
         state = next_state
 
 
+def stepped(updates: Sequence[Update], context: Context, *, aggregator: Aggregator, server_lr: float) -> Tensors:
+    """The next model of a server that goes `server_lr` of the way to what the aggregator gives."""
+    mixing = scaled(aggregate(aggregator, updates, context), server_lr)
+    return mix(updates, mixing, context.broadcast, context.problem.model)
+
+
 def work(cell: Facts, *, rounds: int, aggregator: Aggregator, local: LocalTraining) -> Work:
     """Training; models and variates both ways; c, and c_k of every client that ever took part, are stored."""
     training = clients_train(cell, local, rounds, aggregator=aggregator)
@@ -104,4 +114,4 @@ def _change(update: Update, broadcast: Tensors, c: Tensors, s_k: float) -> Tenso
     return {name: (broadcast[name] - update.model[name]) / s_k - c[name] for name in c}
 
 
-SCAFFOLD = AlgorithmEntry(scaffold, work=work, cites=("karimireddy2020",))
+SCAFFOLD = AlgorithmEntry(scaffold, foreseeable=True, work=work, cites=("karimireddy2020",))

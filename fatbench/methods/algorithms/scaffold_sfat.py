@@ -56,7 +56,10 @@ def scaffold_sfat(
         local_t = local.at(t)
         client_variates = {k: state.clients.get(k, start) for k in cohort}
         shift = {k: {name: s[name] - client_variates[k][name] for name in names} for k in cohort}
-        trained = train_cohort(problem, state.model, cohort, t, local_t, aggregator=aggregator, weight_shift=shift)
+        context = Context(t, rounds, problem, state.model, state.server.get("aggregator", {}), local_t.lr)
+        trained = train_cohort(
+            problem, state.model, cohort, t, local_t, aggregator=aggregator, weight_shift=shift, context=context
+        )
         updates = [
             replace(
                 u,
@@ -64,7 +67,6 @@ def scaffold_sfat(
             )
             for u in trained
         ]
-        context = Context(t, rounds, problem, state.model, state.server.get("aggregator", {}), local_t.lr)
         mixing = aggregate(aggregator, updates, context)
         new_variates = {u.client: {n: client_variates[u.client][n] + u.extra[n] for n in names} for u in updates}
         s = {n: s[n] + sum(u.extra[n] for u in updates) / len(updates) for n in names}
@@ -81,4 +83,4 @@ def scaffold_sfat(
         state = next_state
 
 
-SCAFFOLD_SFAT = AlgorithmEntry(scaffold_sfat, work=scaffold_work)
+SCAFFOLD_SFAT = AlgorithmEntry(scaffold_sfat, foreseeable=True, work=scaffold_work)
