@@ -34,6 +34,8 @@ from fatbench.suite.types import number
 SIGMAS = 3.0
 ZERO_GRADIENTS = 0.01  # fraction of images without any loss gradient above which attacks are not to be trusted
 DIRECTIONAL = 0.5  # fraction of images whose loss does not change as its gradient says, above which they are not, too
+# true gaps to AutoAttack beyond honest networks' largest: of one attack, of all together; 0 of 463 stored ones fire
+MASKED_ALONE, MASKED_TOGETHER, MASKED_LEVEL, MASKED_IMAGES = 0.06, 0.04, 0.005, 50
 LEVEL = 0.01  # of the test whether an accuracy is above a constant classifier's
 STRENGTH = {"fgsm": 0, "pgd": 1, "cw": 1, "autoattack": 2}  # of attacks in one ball, from the weakest
 
@@ -66,6 +68,8 @@ WORDS = {  # code -> what is printed; {value}, {against} and {metric} are the do
     "gradient": f"the loss has no gradient on more than {100 * ZERO_GRADIENTS:g}% of the images:"
     " gradient attacks overstate robustness",
     "directional": "gradients do not follow the loss, on {value:.0%} of the images tried: attacks overstate robustness",
+    "masked": "masked: {value:.1f} points more than AutoAttack on the same images;"
+    " gradient attacks overstate robustness",
     "other_attack": "may be of another attack or other images:"
     " the stored {against} does not give the hash in its stage's name",
     "changed": "computed with {against}",
@@ -189,6 +193,11 @@ class _Attacks:
                 _role(attacks[stage]) == "attack",
                 "origin" in attacks[stage],
                 frozenset(weaker_stage for weaker_stage in stages if weaker(attacks[weaker_stage], attacks[stage])),
+                {
+                    other: attacks[other]["name"]
+                    for other in stages
+                    if _beside_autoattack(attacks[other], attacks[stage])
+                },
             )
             for stage, name in names.items()
         )
@@ -203,6 +212,7 @@ class _Evaluation(NamedTuple):
     is_attacked: bool
     is_transferred: bool  # computed on another model
     weaker: frozenset[str]  # the stages whose attacks must leave at least as many images right
+    by_gradient: Mapping[str, str]  # of AutoAttack: the stages of gradient attacks in its ball -> their names
 
 
 class _Accuracy(NamedTuple):
@@ -265,6 +275,9 @@ def _doubts_of_model(
             reasons.append(Doubt("not_finite"))
         if item.evaluation.precision != "fp32":
             reasons.append(Doubt(item.evaluation.precision))
+    for item in accuracies if outcomes is not None else ():
+        for weak in _masked(item, accuracies, outcomes):
+            doubts_by_stage[weak.stage].append(Doubt("masked", 100 * (weak.value - item.value)))
     return doubts_by_stage
 
 
@@ -303,6 +316,42 @@ def _exceeded(
         if violated((weak.value, weak.n), (strong.value, strong.n), paired):
             origin_text = ", which was computed on another model," if weak.evaluation.is_transferred else ""
             yield strong.value - weak.value, f"{weak.label}{origin_text}"
+
+
+def _beside_autoattack(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
+    """Whether a is a gradient attack on the same model in the ball of b, which is AutoAttack."""
+    by_gradient = b.get("name") == "autoattack" and a.get("name") in ("fgsm", "pgd", "cw")
+    in_one_ball = a.get("norm", "Linf") == b.get("norm", "Linf") and number(a.get("eps", 0)) == number(b.get("eps", 0))
+    return by_gradient and in_one_ball and "origin" not in a and "origin" not in b
+
+
+def _masked(
+    strong: _Accuracy, all_of_model: Collection[_Accuracy], outcomes: Callable[[str], tuple[int, int]]
+) -> list[_Accuracy]:
+    """The gradient attacks that leave too many of the images right that AutoAttack breaks."""
+    n = strong.n
+    beside = [
+        item
+        for item in all_of_model
+        if item.stage in strong.evaluation.by_gradient
+        and item.n == n
+        and item.value - strong.value > MASKED_TOGETHER  # else no outcome need be read
+        and item.evaluation.precision == strong.evaluation.precision
+    ]
+    (broken, stored), bits = outcomes(strong.stage), {item.stage: outcomes(item.stage) for item in beside}
+    if not beside or n < MASKED_IMAGES or {stored, *(count for _, count in bits.values())} != {n}:
+        return []
+    names, right = strong.evaluation.by_gradient, {stage: held & ~broken for stage, (held, _) in bits.items()}
+    by_all = functools.reduce(int.__and__, right.values())
+    found = [item for item in beside if names[item.stage] != "fgsm"]
+    if len(found) > 1 and "cw" in names.values() and _too_many(by_all, n, MASKED_TOGETHER):
+        return found
+    return [item for item in found if _too_many(right[item.stage], n, MASKED_ALONE)]
+
+
+def _too_many(bits: int, n: int, gap: float) -> bool:
+    """Whether a true gap of at most `gap` leaves so many images of n: the exact one-sided binomial test."""
+    return binomial_tail(bits.bit_count(), n, gap) < MASKED_LEVEL
 
 
 def weaker(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
