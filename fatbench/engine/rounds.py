@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from torch import Generator, Tensor, device, nn
 
     from fatbench.engine.graphs import Recordings
-    from fatbench.engine.malicious import AdversaryMemory
     from fatbench.suite.entry import Passes
 
 Metrics = dict[str, "float | dict[int, float]"]  # name -> a number, or one per client
@@ -48,7 +47,7 @@ class Problem:
     malicious: Any = None  # `malicious.Malicious`: which clients deviate, and how
     recordings: Recordings | None = None  # where steps of the path graphs stay recorded from round to round
     held_out: tuple[Tensor, Tensor] | None = None  # (V, C, H, W) uint8 and labels (V,): images that no client has
-    adversary: AdversaryMemory | None = None  # what the adversaries of this training remember; the engine keeps it
+    adversary: Any = None  # `malicious.AdversaryMemory`, which the engine keeps
 
 
 @dataclass(frozen=True)

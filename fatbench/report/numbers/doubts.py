@@ -275,9 +275,10 @@ def _doubts_of_model(
             reasons.append(Doubt("not_finite"))
         if item.evaluation.precision != "fp32":
             reasons.append(Doubt(item.evaluation.precision))
-    for item in accuracies if outcomes is not None else ():
-        for weak in _masked(item, accuracies, outcomes):
-            doubts_by_stage[weak.stage].append(Doubt("masked", 100 * (weak.value - item.value)))
+    if outcomes is not None:
+        for item in accuracies:
+            for weak in _masked(item, accuracies, outcomes):
+                doubts_by_stage[weak.stage].append(Doubt("masked", 100 * (weak.value - item.value)))
     return doubts_by_stage
 
 
