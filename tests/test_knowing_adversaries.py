@@ -25,7 +25,6 @@ from fatbench.engine.malicious import Malicious
 from fatbench.engine.mixing import mix
 from fatbench.engine.randomness import generator
 from fatbench.engine.rounds import Problem
-from fatbench.methods import knowing_adversaries
 from fatbench.methods.adversaries import ADVERSARIES
 from fatbench.methods.aggregators import AGGREGATORS, uniform
 from fatbench.methods.algorithms import ALGORITHMS
@@ -462,11 +461,3 @@ def test_a_module_that_remembers_is_found_out(tmp_path: Any) -> None:
             testing.its_training_resumes_with_the_same_bytes("Adversary", "hoarding")
     finally:
         signatures.drop_plugins([tmp_path / "mine.py"])
-
-
-def test_every_adversary_of_the_table_is_one_function() -> None:
-    for name, value in knowing_adversaries.KNOWING.items():
-        assert (
-            calls.entry(calls.check("Adversary", testing.spec("Adversary", name)).signature).function.__name__ == name
-        )
-        assert value is ADVERSARIES[name]

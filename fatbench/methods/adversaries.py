@@ -16,7 +16,28 @@ from typing import Any, Literal
 import torch
 from torch import Generator, Tensor
 
-from fatbench.methods.knowing_adversaries import KNOWING, two_for_a_spread
+from fatbench.methods.knowing_adversaries import (
+    agree,
+    aimed,
+    an_attack_with_a_radius,
+    an_honest_client,
+    attack_and_teacher,
+    enough_for_fang,
+    fang_krum,
+    fang_trimmed,
+    inject,
+    masking,
+    mimic,
+    mimic_fixed,
+    min_sum,
+    objective_of,
+    optimal_alie,
+    optimal_ipm,
+    passes_of_instead,
+    scale_logits,
+    two_for_a_spread,
+    within_honest,
+)
 from fatbench.suite.entry import Entry
 from fatbench.suite.facts import Facts
 from fatbench.suite.types import Count, Natural, NonNegative, Positive, Probability, Real, rounded_down
@@ -223,5 +244,18 @@ ADVERSARIES: dict[str, Callable[..., Any]] = {
     "alie": Entry(alie, refuse=(bounded_z, positive_z, two_for_a_spread), cites=("baruch2019",)),
     "min_max": Entry(min_max, refuse=(two_for_a_spread,), cites=("shejwalkar2021",)),
     "model_replacement": Entry(model_replacement, cites=("bagdasaryan2020",)),
-    **KNOWING,
+    "optimal_ipm": Entry(optimal_ipm, cites=("xie2019",)),
+    "optimal_alie": Entry(optimal_alie, refuse=(two_for_a_spread,), cites=("baruch2019",)),
+    "min_sum": Entry(min_sum, refuse=(two_for_a_spread,), cites=("shejwalkar2021",)),
+    "mimic": Entry(mimic, cites=("karimireddy2022",)),
+    "mimic_fixed": Entry(mimic_fixed, refuse=(an_honest_client,)),
+    "fang_krum": Entry(fang_krum, refuse=(two_for_a_spread, enough_for_fang), cites=("fang2020",)),
+    "fang_trimmed": Entry(fang_trimmed, refuse=(two_for_a_spread,), cites=("fang2020",)),
+    "objective_of": Entry(objective_of, passes=passes_of_instead, cites=("kim2023",)),
+    "inject": Entry(inject, cites=("kim2023",)),
+    "within_honest": Entry(within_honest, refuse=(two_for_a_spread,), example={"stretch": True}, cites=("kim2023",)),
+    "aimed": Entry(aimed, refuse=(an_attack_with_a_radius,), cites=("kim2023",)),
+    "masking": Entry(masking, passes=attack_and_teacher, cites=("zizzo2020",)),
+    "agree": Entry(agree, cites=("fang2020", "zizzo2020")),
+    "scale_logits": Entry(scale_logits, cites=("athalye2018",)),
 }

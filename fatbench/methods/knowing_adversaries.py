@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Generator, Tensor, nn
@@ -23,7 +23,7 @@ from fatbench.engine import randomness
 from fatbench.engine.gradients import predict
 from fatbench.engine.outcomes import ball
 from fatbench.methods.objectives import adversarial_images
-from fatbench.suite.entry import Entry, Passes, passes
+from fatbench.suite.entry import Passes, passes
 from fatbench.suite.facts import Facts
 from fatbench.suite.types import Attack, Count, Natural, Objective, Positive
 
@@ -405,21 +405,3 @@ def enough_for_fang(cell: Facts) -> str | None:
     if cell.cohort < (needed := 2 * cell.malicious + 3):
         return f"fang_krum needs {needed} clients in a round, of whom {cell.malicious} are malicious, as Krum does"
     return None
-
-
-KNOWING: dict[str, Callable[..., Any]] = {
-    "optimal_ipm": Entry(optimal_ipm, cites=("xie2019",)),
-    "optimal_alie": Entry(optimal_alie, refuse=(two_for_a_spread,), cites=("baruch2019",)),
-    "min_sum": Entry(min_sum, refuse=(two_for_a_spread,), cites=("shejwalkar2021",)),
-    "mimic": Entry(mimic, cites=("karimireddy2022",)),
-    "mimic_fixed": Entry(mimic_fixed, refuse=(an_honest_client,)),
-    "fang_krum": Entry(fang_krum, refuse=(two_for_a_spread, enough_for_fang), cites=("fang2020",)),
-    "fang_trimmed": Entry(fang_trimmed, refuse=(two_for_a_spread,), cites=("fang2020",)),
-    "objective_of": Entry(objective_of, passes=passes_of_instead, cites=("kim2023",)),
-    "inject": Entry(inject, cites=("kim2023",)),
-    "within_honest": Entry(within_honest, refuse=(two_for_a_spread,), example={"stretch": True}, cites=("kim2023",)),
-    "aimed": Entry(aimed, refuse=(an_attack_with_a_radius,), cites=("kim2023",)),
-    "masking": Entry(masking, passes=attack_and_teacher, cites=("zizzo2020",)),
-    "agree": Entry(agree, cites=("fang2020", "zizzo2020")),
-    "scale_logits": Entry(scale_logits, cites=("athalye2018",)),
-}
