@@ -547,7 +547,7 @@ def _race(url: str, start: Any, results: Any) -> None:
     start.wait()
     with Store.open(url, create=True) as store:
         store.add_cell(CELL, SPEC)
-        won = [stage for stage in range(20) if claim(store, str(stage)) is not None]
+        won = [stage for stage in range(20) if claim(store, f"pgd20-{stage:08x}@1") is not None]
     results.put(won)
     time.sleep(600)  # stay alive: what a dead process holds is free
 
@@ -567,7 +567,7 @@ def test_of_racing_processes_exactly_one_wins(url: str) -> None:
             racer.join()
     with Store.open(url) as store:
         assert len(store.runs()) == 20
-        assert taken(store, "0")
+        assert taken(store, "pgd20-00000000@1")
     assert "intact" in check(url)
 
 

@@ -163,7 +163,7 @@ def check(
                         place = None
                         if connection is not None and store is not None:
                             place = _place(connection, cell, location, store.database.path)
-                        if place is not None and place.merged == place.before:
+                        if place is not None and place.merged == place.before and _points_stand(cell, place.before):
                             size = sum(len(stage.rows) for stage in cell.stages)
                             known[number] = Known(_sha256(line), cell.cell, size)
                         else:
@@ -368,6 +368,12 @@ def _place(connection: Connection, cell: Cell, location: str, file: Path | None)
     return Place(id, before, merge(before, cell, held, resumable))
 
 
+def _points_stand(cell: Cell, before: Cell) -> bool:
+    """Whether the database says of all points of a cell whether they are current, as the file does."""
+    stated, stored = ({(line.suite, line.preset, line.current) for line in one.points} for one in (cell, before))
+    return stated <= stored
+
+
 def take_in(
     connection: Connection, cells: Sequence[tuple[str, Cell]], counts: dict[str, int], file: Path | None
 ) -> None:
@@ -398,6 +404,7 @@ def take_in(
             continue
         if place.merged != place.before:
             records.replace(connection, place.id, place.before, place.merged)
+        records.add_points(connection, [cell])  # what comes last is current
         for stage in cell.stages:
             ours, merged = place.before.by_stage.get(stage.stage), place.merged.by_stage[stage.stage]
             known_keys = set() if ours is None else {row[:3] for row in ours.rows}

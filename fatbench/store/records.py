@@ -179,7 +179,7 @@ def add(connection: Connection, cells: Sequence[tuple[str, Cell]]) -> None:
     copies = [{"id": id, "cell": cell.cell, "number": _number(id)} for id, cell in cells if id != cell.cell]
     if copies:
         connection.execute(insert(REPLICATES), copies)
-    points.write(connection, [line.of_cell(cell.cell) for _, cell in cells for line in cell.points], replace=False)
+    add_points(connection, [cell for _, cell in cells])
     ids = _add_runs(connection, [(id, run) for id, cell in cells for run in cell.runs])
     stages = [
         {"cell": id, "stage": stage.stage, **_stage_values(stage, cell, ids)}
@@ -190,6 +190,11 @@ def add(connection: Connection, cells: Sequence[tuple[str, Cell]]) -> None:
         connection.execute(insert(STAGES), stages)
     _add_numbers(connection, ((id, cell, stage.stage, stage.rows) for id, cell in cells for stage in cell.stages), ids)
     _add_outcomes(connection, [(id, stage) for id, cell in cells for stage in cell.stages])
+
+
+def add_points(connection: Connection, cells: Iterable[Cell]) -> None:
+    """Write the points of cells; of a suite's preset that has points of the cell, which are current alone."""
+    points.write(connection, [line.of_cell(cell.cell) for cell in cells for line in cell.points], replace=False)
 
 
 def _number(id: str) -> int:
@@ -253,7 +258,6 @@ def _add_outcomes(connection: Connection, stages: Iterable[tuple[str, Stage]]) -
 
 def replace(connection: Connection, id: str, before: Cell, merged: Cell) -> None:
     """Make the database hold `merged` where it holds `before`; stages that are equal stay as they are."""
-    points.write(connection, [line.of_cell(merged.cell) for line in merged.points], replace=False)
     known = {run.uid: run for run in before.runs}
     ids = {row.uid: row.id for row in connection.execute(select(RUNS.c.uid, RUNS.c.id).where(RUNS.c.cell == id))}
     ids |= _add_runs(connection, [(id, run) for run in merged.runs if run.uid not in known])
