@@ -219,7 +219,7 @@ def test_fixed_position_leaves_patch_ls_and_april_a_reconstruction_that_does_not
     for name in ("patch_ls", "april"):
         reconstructions = invert(name, observed, model)
         torch.testing.assert_close(reconstructions, reconstructions[:1].expand_as(reconstructions))
-    with pytest.raises(ValueError, match="was sent; patch_span"):
+    with pytest.raises(ValueError, match="no gradient of the position embedding; use patch_span"):
         invert("masked", observed, model, latent=None)
 
 

@@ -87,7 +87,7 @@ def partition(
     try:
         return dealt(deal(label_array.astype(numpy.int64), draws, writer_array), len(label_array))
     except ValueError as error:
-        raise SpecError(f"partition: {error}") from error
+        raise SpecError(f"partition: {str(error).removeprefix('partition: ')}") from error
 
 
 def aggregate(
