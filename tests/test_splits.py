@@ -153,7 +153,9 @@ def test_each_image_that_is_dealt_twice_counts_once() -> None:
 def test_from_python_the_same_is_refused(tmp_path: Path, own_plugins: None) -> None:
     plugin = tmp_path / "mine.py"
     plugin.write_text(PLUGIN.replace("SHARDS", "[[0], [len(labels)]]"))
-    with pytest.raises(fatbench.SpecError, match="^partition: client 1: index 4 is none of the 4 training examples, 0 to 3"):
+    with pytest.raises(
+        fatbench.SpecError, match=r"^partition: client 1: index 4 is none of the 4 training examples, 0 to 3"
+    ):
         fatbench.partition([0, 1, 0, 1], "mine", clients=2, plugins=[plugin])
 
 
