@@ -266,8 +266,8 @@ def _place(key: tuple[Any, ...]) -> str:
 def radius(numbers: pandas.DataFrame) -> Answer:
     """Robust accuracies that are the same at every radius, or rise with it beyond sampling.
 
-    Formula: all equal, where the chance of that (grain over half a point, for each further radius) is below 0.05 /
-    series of the table; or z of `order` between two radii. Source: an image that is broken within a radius is broken
+    Formula: all equal, where the chance of that (grain over half a point, for each further radius) is below 0.025 /
+    series of the table; or z of `order` between two radii, by the pooled error. Source: an image that is broken within a radius is broken
     within a larger one. Assumes: one network; numbers of 0 and 100 may stay.
     """
     lines: list[list[Any]] = []
@@ -283,14 +283,14 @@ def radius(numbers: pandas.DataFrame) -> Answer:
             if len(by_radius) > 1:
                 series.append((key, [by_radius[eps] for eps in sorted(by_radius)]))
         asked += len(series)
-        limit = quantile(sum(len(rows) - 1 for _, rows in series))
+        limit = quantile(2 * sum(len(rows) - 1 for _, rows in series))  # half of the 5 % for each of the two
         for key, rows in series:
             values, radii = [one.value for one in rows], ", ".join(one.radius for one in rows)
             chance = min(1.0, 2 * _unit(rows)) ** (len(values) - 1)
-            still = len({*values}) == 1 and 0 < values[0] < 100 and chance * len(series) < LEVEL
+            still = len({*values}) == 1 and 0 < values[0] < 100 and 2 * chance * len(series) < LEVEL
             rises = any(
-                more.value - less.value > limit * standard_error(less.value, more.value, size(less))
-                for less, more in itertools.pairwise(rows)
+                more.value - less.value > limit * standard_error(*[(less.value + more.value) / 2] * 2, size(less))
+                for less, more in itertools.pairwise(rows)  # pooled: were the radius without effect, both are equal
             )
             if still or rises:
                 shown = ", ".join(f"{value:g}" for value in values)
