@@ -34,7 +34,7 @@ SCHEMAS = (*TAKEN_OVER, SCHEMA)
 def is_database(file: Path) -> bool:
     """Whether a file is a SQLite database."""
     try:
-        with file.open("rb") as handle:
+        with whole_file.regular(file).open("rb") as handle:
             return handle.read(16) == b"SQLite format 3\0"
     except OSError:
         return False

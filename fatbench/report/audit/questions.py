@@ -267,8 +267,8 @@ def radius(numbers: pandas.DataFrame) -> Answer:
     """Robust accuracies that are the same at every radius, or rise with it beyond sampling.
 
     Formula: all equal, where the chance of that (grain over half a point, for each further radius) is below 0.025 /
-    series of the table; or z of `order` between two radii, by the pooled error. Source: an image that is broken within a radius is broken
-    within a larger one. Assumes: one network; numbers of 0 and 100 may stay.
+    series of the table; or z of `order` between two radii, by the pooled error. Source: an image that is broken within
+    a radius is broken within a larger one. Assumes: one network; numbers of 0 and 100 may stay.
     """
     lines: list[list[Any]] = []
     marks: dict[Any, str] = {}
@@ -289,7 +289,7 @@ def radius(numbers: pandas.DataFrame) -> Answer:
             chance = min(1.0, 2 * _unit(rows)) ** (len(values) - 1)
             still = len({*values}) == 1 and 0 < values[0] < 100 and 2 * chance * len(series) < LEVEL
             rises = any(
-                more.value - less.value > limit * standard_error(*[(less.value + more.value) / 2] * 2, size(less))
+                more.value - less.value > limit * standard_error(p := (less.value + more.value) / 2, p, size(less))
                 for less, more in itertools.pairwise(rows)  # pooled: were the radius without effect, both are equal
             )
             if still or rises:
