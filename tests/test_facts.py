@@ -177,6 +177,8 @@ CASES = [
         "validators: 4 of 4 clients leave none to train"),
     ({"algorithm": watched(name="matching")}, "algorithm",
         "window of 11 x 11"),
+    ({"algorithm": {**watched(name="matching"), "rounds": 1000, "target_clients": 2}}, "algorithm",
+        "1000 rounds of 2 target clients need 2000 images, there are "),
     ({"diagnostic": {"name": "leakage"}}, "diagnostic",
         "window of 11 x 11, images are 8 x"),
     ({"model": VIT, "diagnostic": {"name": "svcca", "n": 24, "blocks": "1"}}, "diagnostic",

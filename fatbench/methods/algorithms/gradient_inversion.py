@@ -115,10 +115,7 @@ def gradient_inversion(
     group = target_clients * aggregate * batch  # images of a round
     image_count = rounds * group
     if image_count > len(shard):
-        raise ValueError(
-            f"gradient_inversion: {rounds} rounds of {target_clients} target clients need {image_count} images, "
-            f"there are {len(shard)}"
-        )
+        raise ValueError(f"gradient_inversion: {_too_few(image_count, len(shard), rounds, target_clients)}")
     client = TargetClient(problem, defence, local, wire)
     # the server's own images come after those of all clients
     change = (
@@ -299,6 +296,16 @@ def one_sum(*, aggregate: int, manipulation: Manipulation | None, observed_round
     if aggregate > 1 and not manipulation and observed_rounds > 1:
         return "aggregate: needs observed_rounds: 1"
     return None
+
+
+def images_for_all(cell: Facts, *, rounds: int, target_clients: int, aggregate: int, batch: int) -> str | None:
+    """Refuse fewer images than those of all targets."""
+    needed = rounds * target_clients * aggregate * batch
+    return _too_few(needed, cell.images, rounds, target_clients) if needed > cell.images else None
+
+
+def _too_few(needed: int, available: int, rounds: int, target_clients: int) -> str:
+    return f"{rounds} rounds of {target_clients} target clients need {needed} images, there are {available}"
 
 
 def _bound_manipulation(
@@ -503,6 +510,7 @@ GRADIENT_INVERSION = AlgorithmEntry(
         frozen_statistics,
         local_batch_of_the_client,
         one_sum,
+        images_for_all,
     ),
     aggregates=False,
     threat=of_gradient_inversion,
