@@ -290,7 +290,7 @@ def honest() -> pandas.DataFrame:
 def test_at_most_one_in_twenty_honest_tables_is_asked_about(name: str, honest: pandas.DataFrame) -> None:
     answer = ASK[name](honest)
     tables = answer.rows["table"].nunique() if len(answer.rows) else 0
-    assert answer.asked >= 1000 and tables <= 64  # 5 % and two standard errors of a thousand
+    assert answer.asked >= 1000 and tables <= 50
 
 
 def test_equal_numbers_by_chance_are_not_asked_about(honest: pandas.DataFrame) -> None:
