@@ -339,8 +339,10 @@ def _masked(
         and item.value - strong.value > MASKED_TOGETHER  # else no outcome need be read
         and item.evaluation.precision == strong.evaluation.precision
     ]
+    if not beside or n < MASKED_IMAGES:
+        return []
     (broken, stored), bits = outcomes(strong.stage), {item.stage: outcomes(item.stage) for item in beside}
-    if not beside or n < MASKED_IMAGES or {stored, *(count for _, count in bits.values())} != {n}:
+    if {stored, *(count for _, count in bits.values())} != {n}:
         return []
     names, right = strong.evaluation.by_gradient, {stage: held & ~broken for stage, (held, _) in bits.items()}
     by_all = functools.reduce(int.__and__, right.values())
