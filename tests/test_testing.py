@@ -92,7 +92,7 @@ BROKEN = [
     ("returns a list", "def f(updates, context):\n    return [1 / 3] * 3",
      "AGGREGATORS", "weights go with the client", "TypeError: the aggregator returns list, not a Mixing"),
     ("returns all of them", "def f(update, others):\n    return others",
-     "ADVERSARIES", "the honest stay honest", "ValueError: the adversary returns (2, 1750), expected (1750,)"),
+     "ADVERSARIES", "the honest stay honest", "ValueError: the adversary returns (3, 1750), expected (1750,)"),
     ("returns nothing", "def f(images, labels):\n    labels.fill_(0)",
      "ADVERSARIES", "the honest stay honest", "returns NoneType, expected (8, 1, 12, 12) and (8,)"),
     ("does nothing", "def f(update):\n    return update",

@@ -158,7 +158,7 @@ def test_a_suite_s_name_is_no_path(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize("label", ['"a\\e[2J"', '"a\\u202eb"', "a\u202eb"])
 def test_a_suite_s_labels_are_text(tmp_path: Path, label: str) -> None:
     (tmp_path / "own.yaml").write_text(SUITE.replace("{FedAvg: {}}", f"{{{label}: {{}}}}"))
-    with pytest.raises(SpecError, match=r"own.yaml:13: method: a control character .U\+(001B|202E)."):
+    with pytest.raises(SpecError, match=r"own.yaml:13: a\\(x1b|u202e).*: a control character .U\+(001B|202E)."):
         files.load(str(tmp_path / "own.yaml"))
     assert str(SpecError("a\x1b\u202e\n")) == "a\\x1b\\u202e\n"
 

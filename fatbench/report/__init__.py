@@ -134,10 +134,10 @@ def check(suite: Suite, plan: Plan) -> None:
     from fatbench.report.numbers import points
     from fatbench.report.numbers.published import Lookup
 
+    for display in (*suite.tables, *suite.figures):
+        if display.reference is not None:
+            Lookup(display.reference)  # its errors have the paper's file and line
     try:
-        for display in (*suite.tables, *suite.figures):
-            if display.reference is not None:
-                Lookup(display.reference)
         for table in suite.tables:
             points.points_of_table(plan, table)
         for figure in suite.figures:
