@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from fatbench import __version__
-from fatbench.api import offers as offering
+from fatbench.runner import offers as offering
 from fatbench.suite import files, foreign, signatures
 
 TINY = """

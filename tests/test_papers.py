@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import pytest
 
-from fatbench.report.figures import series
+from fatbench.report.numbers.points import points_of_figure
 from fatbench.suite import files, filters
 from fatbench.suite.files import Suite
 
@@ -106,7 +106,7 @@ def test_sv_cca_has_a_panel_for_each_pair_and_block_and_a_page_for_every_cell(id
     wanted = {f"train:svcca_b{block}_{pair}_{images}" for block in (1, 9) for pair in pairs}
     assert set(figure.series.values()) == wanted and not figure.where
     plan = suite.plan("paper")
-    found = series.points_of_figure(plan, figure)
+    found = points_of_figure(plan, figure)
     assert {cell.id for here in found.values() for cells in here.values() for cell in cells} == {
         cell.id for cell in plan.cells
     }

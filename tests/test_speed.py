@@ -288,6 +288,49 @@ def test_suites_results_and_tables_are_read_without_torch(tmp_path: Path) -> Non
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
+ENTRIES = """
+import importlib, json, sys
+from fatbench.suite import calls, cost, files, signatures
+from fatbench.suite.entry import in_table
+if torch := sys.argv[1:]: import torch
+found = {}
+for kind, (module, table) in signatures.TABLES.items():
+    for name in getattr(calls.planning(module), table):
+        entry = calls.entry(signatures.describe(kind, name))
+        stated = vars(entry).items()
+        found[kind, name] = [(key, getattr(value, "__qualname__", type(value).__name__)) for key, value in stated]
+for name in files.available():
+    plan = files.load(name).plan("paper")
+    found |= {cell.id: (cost.cell_work(cell, plan), cost.parameters(cell.spec)) for cell in plan.cells}
+assert ("torch" in sys.modules) == bool(torch)
+json.dump(sorted((repr(key), repr(value)) for key, value in found.items()), sys.stdout)
+"""
+
+
+def test_entries_answer_without_torch_as_with_it() -> None:
+    """What every table states, and the cost of every cell of every suite."""
+    without, with_torch = (
+        json.loads(subprocess.run([sys.executable, "-c", ENTRIES, *more], capture_output=True, check=True).stdout)
+        for more in ((), ("torch",))
+    )
+    assert len(without) > 3000 and without == with_torch
+
+
+def test_an_entry_that_computes_with_tensors_is_found_without_torch() -> None:
+    """Nothing is silently wrong: what stands for torch has neither a truth nor a value."""
+    torch = calls._NoTorch()
+    assert torch.nn.functional(torch.ones(3)) is torch and torch.no_grad()(len) is not len
+    for wrong in (bool, float, int, len, lambda stand_in: stand_in + 1, lambda stand_in: stand_in < 1):
+        with pytest.raises(TypeError):
+            wrong(torch)
+
+
+def test_what_only_plans_needs_no_torch(tmp_path: Path) -> None:
+    for command in (["plan", "sfat-fashion"], ["check", "sfat-fashion"], ["show", "sfat-fashion"],
+                    ["run", "sfat-fashion", "-n"]):  # fmt: skip
+        assert not imported(tmp_path, *command) & {"torch", "pandas"}, command
+
+
 def test_a_list_of_suites_needs_no_library_of_numbers(tmp_path: Path) -> None:
     assert not imported(tmp_path, "list", "suites") & {"torch", "garbage"}
 
@@ -315,6 +358,10 @@ def test_a_table_needs_no_library_of_figures_or_pages(tmp_path: Path) -> None:
     with Store.open(str(tmp_path / "fatbench.db"), create=True) as store:
         lines_of_results.import_(store, SUITES.parent / "results/sfat-fashion-cpu.jsonl.xz")
     heavy = {"torch", "statsmodels", "jinja2", "matplotlib", "garbage"}
-    for command in (["status"], ["report"], ["report", "-k", "run.precision=bf16"]):  # the last one chooses among runs
-        found = imported(tmp_path, *command, "sfat-fashion", "--preset", "cpu", "--db", "fatbench.db")
+    shown = ["sfat-fashion", "--preset", "cpu", "--db", "fatbench.db"]
+    committed = str(SUITES.parent / "results/sfat-fashion-cpu.jsonl.xz")
+    commands = [["status", *shown], ["report", *shown], ["report", "-k", "run.precision=bf16", *shown],  # of runs
+                ["export", "--db", "fatbench.db"], ["import", committed, "--db", "fatbench.db"]]  # fmt: skip
+    for command in commands:
+        found = imported(tmp_path, *command)
         assert "sqlalchemy" in found and not found & heavy, command

@@ -7,7 +7,6 @@
 
     running        suites, plans, runs
     needs          what cells need: data sets, weights, functions
-    offers         how long runs take, and what a machine finishes
     reading        stored results as tables, frames and figures
     tables         the class Table
     outcome_rows   which test images a cell classified right

@@ -1,7 +1,7 @@
 """The command line: every command's name and place, the options of the program, and the door.
 
 A command parses, calls one function and prints; what it prints to stdout is the result. Heavy imports stand inside the
-commands: `--help`, `list suites`, `plan`, `status` and `report` never import torch.
+commands, and none of them imports torch but in a worker or for a plug-in.
 """
 
 from __future__ import annotations

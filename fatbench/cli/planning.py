@@ -61,10 +61,10 @@ def plan(
         return
     if budget is not None:
         raise SpecError("--budget says which suites fit: leave out the suite's name")
-    from fatbench.api.offers import time_left
     from fatbench.cli import show
     from fatbench.runner import progress, versions
     from fatbench.runner.gpu_estimates import speeds
+    from fatbench.runner.offers import time_left
     from fatbench.suite import cost as planning
     from fatbench.suite import weights
 
@@ -99,9 +99,9 @@ def plan(
 
 def _what_fits(budget: str | None, on: str | None, preset: str | None) -> None:
     """Print what fits, the longest first, and the commands to run it. NothingMatched: nothing does."""
-    from fatbench.api import offers as offering
     from fatbench.cli.show import new_console, print_rows
     from fatbench.cli.watch import duration
+    from fatbench.runner import offers as offering
     from fatbench.runner.executors.local import slots
     from fatbench.runner.gpu_estimates import known_gpu
     from fatbench.runner.slots import gpu_name

@@ -130,7 +130,6 @@ def check(suite: Suite, plan: Plan) -> None:
     No numbers could fill a field that holds several points of the grid, for example. `check` asks this of every preset,
     `run`, `plan` and `report` of theirs.
     """
-    from fatbench.report.figures import series
     from fatbench.report.numbers import points
     from fatbench.report.numbers.published import Lookup
 
@@ -141,7 +140,7 @@ def check(suite: Suite, plan: Plan) -> None:
         for table in suite.tables:
             points.points_of_table(plan, table)
         for figure in suite.figures:
-            series.check(plan, figure)
+            points.check_figure(plan, figure)
     except SpecError as error:
         raise SpecError(f"{suite.file}: {error} ({plan.preset})") from None
 
@@ -178,7 +177,6 @@ def check_headings(suite: Suite, plans: Sequence[Plan]) -> None:
 def unlike(suite: Suite, plans: Sequence[Plan]) -> list[tuple[str, str]]:
     """(presets, sentence) of each confounder: settings besides the labels in which compared rows differ."""
     from fatbench.report.numbers import points
-    from fatbench.report.tables.significance import find_confounders
     from fatbench.suite import confounders
 
     presets: dict[str, list[str]] = {}  # sentence -> presets
@@ -187,7 +185,7 @@ def unlike(suite: Suite, plans: Sequence[Plan]) -> list[tuple[str, str]]:
             *(
                 confounder
                 for table in suite.tables
-                for confounder in find_confounders(
+                for confounder in points.find_confounders(
                     plan, points.spread(table, plan), points.points_of_table(plan, table)
                 )
             ),

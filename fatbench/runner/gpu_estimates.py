@@ -17,12 +17,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import torch
-from torch.nn import functional as F
-
 from fatbench import settings
-from fatbench.engine.counters import Flops
-from fatbench.engine.randomness import forked
 from fatbench.errors import SpecError, did_you_mean
 from fatbench.suite import calls, cost, facts
 from fatbench.suite.cells import Cell
@@ -160,6 +155,12 @@ def count(spec: Mapping[str, Any]) -> tuple[float, float] | None:
 
 @functools.lru_cache(maxsize=64)
 def _count(model: str, shape: tuple[int, int, int], classes: int) -> tuple[float, float]:
+    import torch
+    from torch.nn import functional as F
+
+    from fatbench.engine.counters import Flops
+    from fatbench.engine.randomness import forked
+
     build = calls.build("Model", calls.check("Model", json.loads(model), "model"))
     with forked(0, "model"), torch.device("meta"):  # on "meta", building a network draws no weights
         network: torch.nn.Module = build(shape, classes).requires_grad_(False)

@@ -3,6 +3,7 @@
     check("Attack", node)     -> the Call of a suite's mapping, every default filled in
     call("Attack", spec)      -> the Call of a canonical mapping that was stored or came from another process
     build("Attack", spec)     -> the function with its settings bound; imports its module
+    entry(signature)          -> what its table states about the function; imports no torch for functions of ours
 
 Later questions about a call (its cost, refusals, plug-ins, identity) are answered by its signature and by the calls
 nested in it; no name is looked up again.
@@ -10,11 +11,16 @@ nested in it; no name is looked up again.
 
 from __future__ import annotations
 
+import builtins
 import functools
 import importlib
+import importlib.machinery
 import math
-from collections.abc import Iterator, Mapping
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
@@ -22,10 +28,13 @@ from pydantic import ValidationError
 from fatbench.errors import SpecError, did_you_mean, shown
 from fatbench.suite import sources, types, weights
 from fatbench.suite.entry import Entry, entry_of, in_table
-from fatbench.suite.signatures import CLASSES, REQUIRED, TABLES, Setting, Signature, describe, names
+from fatbench.suite.signatures import CLASSES, PACKAGE, REQUIRED, TABLES, Setting, Signature, describe, names
 
 if TYPE_CHECKING:
     from fatbench.suite.perturbation import Perturbation
+
+
+IMPORT_TORCH = ("fatbench.engine", "fatbench.methods", "fatbench.models")
 
 
 class Call(dict[str, Any]):
@@ -70,8 +79,8 @@ class Call(dict[str, Any]):
 
     @functools.cached_property
     def bound(self) -> Any:
-        """The built function, cached."""
-        return build(self.kind, self)
+        """The function with its settings, as entries are asked about it; only `build` gives one to be called."""
+        return _built(self, planning)
 
     def __reduce__(self) -> tuple[Any, ...]:
         # plain data: a process without the plug-in could not unpickle the function in `bound`
@@ -204,18 +213,22 @@ def build(kind: str, spec: Mapping[str, Any]) -> Any:
 
     For a settings class, an instance of it.
     """
-    checked_call = call(kind, spec)
-    called = function(checked_call.signature)
-    return called(**bind(checked_call)) if kind in CLASSES else functools.partial(called, **bind(checked_call))
+    return _built(call(kind, spec))
 
 
-def bind(call: Call) -> dict[str, Any]:
+def _built(call: Call, load: Callable[[str], ModuleType] = importlib.import_module) -> Any:
+    called = function(call.signature, load)
+    arguments = bind(call, load)
+    return called(**arguments) if call.kind in CLASSES else functools.partial(called, **arguments)
+
+
+def bind(call: Call, load: Callable[[str], ModuleType] = importlib.import_module) -> dict[str, Any]:
     """The keyword arguments of a call, nested calls built, fractions turned into floats."""
     settings_by_name = call.signature.by_name
     arguments = {}
     for key, value in call.items():
         if isinstance(value, Call):
-            arguments[key] = build(value.kind, value)
+            arguments[key] = _built(value, load)
         elif key != "name":
             is_number = key not in settings_by_name or settings_by_name[key].is_number
             arguments[key] = types.number(value) if is_number and isinstance(value, str) else value
@@ -230,21 +243,86 @@ def bind_cell(spec: Mapping[str, Any], root: Path, trained: Path | None = None) 
     return bind(call("Experiment", weights.with_path(spec, root, trained)))
 
 
-def function(signature: Signature) -> Any:
+def function(signature: Signature, load: Callable[[str], ModuleType] = importlib.import_module) -> Any:
     """The function itself, or the settings class; its module is imported, or its plug-in run."""
     if signature.kind in CLASSES:
         module, name = CLASSES[signature.kind]
-        return getattr(importlib.import_module(module), name)
-    return entry(signature).function
+        return getattr(load(module), name)
+    return entry(signature, load).function
 
 
-def entry(signature: Signature) -> Entry:
-    """The entry of a registered function in its table; its module is imported, or its plug-in run."""
+def entry(signature: Signature, load: Callable[[str], ModuleType] | None = None) -> Entry:
+    """The entry of a registered function in its table; its plug-in is run, a module of ours read as `planning` does."""
+    load = load or planning
     if signature.kind in CLASSES:
-        return entry_of(function(signature))
+        return entry_of(function(signature, load))
     module, table = TABLES[signature.kind]
-    holder = sources.load(signature.plugin) if signature.plugin else importlib.import_module(module)
+    holder = sources.load(signature.plugin) if signature.plugin else load(module)
     return in_table(getattr(holder, table)[signature.name])
+
+
+# --- entries without torch ----------------------------------------------------------------------------------------
+
+
+class _NoTorch:
+    """Stands for torch, and for all that is in it, while modules are only asked for their entries."""
+
+    def __getattr__(self, name: str) -> _NoTorch:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return self
+
+    def __call__(self, *args: Any, **settings: Any) -> Any:
+        return args[0] if args and isinstance(args[0], FunctionType) else self  # a decorator
+
+    def __mro_entries__(self, bases: tuple[Any, ...]) -> tuple[Any, ...]:
+        return ()
+
+    def __or__(self, other: Any) -> _NoTorch:
+        return self
+
+    __ror__ = __getitem__ = __or__
+
+    def __bool__(self) -> bool:
+        raise TypeError("a function of an entry computes with tensors")
+
+
+_COPYING = threading.RLock()
+
+
+def planning(name: str) -> ModuleType:
+    """A module of ours to ask its entries: the module itself where torch is loaded, else a copy that does without."""
+    if "torch" in sys.modules:
+        return importlib.import_module(name)
+    with _COPYING:
+        return _without_torch(name)
+
+
+def _without_torch(name: str) -> ModuleType:
+    """A copy of a module that computes nothing, with copies of those that it imports; made once."""
+    if (copied := f"{name} without torch") in sys.modules:
+        return sys.modules[copied]
+    path = PACKAGE.parent.joinpath(*name.split("."))
+    file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    # a dataclass looks there for the names of its annotations
+    module = sys.modules[copied] = ModuleType(copied)
+
+    def import_(name: str, globals: Any = None, locals: Any = None, fromlist: Any = (), level: int = 0) -> Any:
+        if name.split(".")[0] in ("torch", "timm", "safetensors"):
+            return _NoTorch()
+        if not name.startswith(IMPORT_TORCH):
+            return builtins.__import__(name, globals, locals, fromlist, level)
+        imported = _without_torch(name)
+        for attribute in fromlist or ():
+            if not hasattr(imported, attribute):
+                setattr(imported, attribute, _without_torch(f"{name}.{attribute}"))
+        return imported
+
+    vars(module)["__builtins__"] = {**vars(builtins), "__import__": import_}
+    code = importlib.machinery.SourceFileLoader(name, str(file)).get_code(name)
+    assert code is not None
+    exec(code, vars(module))
+    return module
 
 
 def without_defaults(call: Call) -> dict[str, Any]:

@@ -16,11 +16,10 @@ from fatbench.report.numbers import provenance, quantiles
 from fatbench.report.numbers.long import finder
 from fatbench.report.numbers.points import (
     PointKey,
-    TablePoints,
     baselines,
-    grouped_points,
-    is_inside,
+    check_figure,
     point_key,
+    points_of_figure,
     spread,
     sweeps,
 )
@@ -36,7 +35,7 @@ from fatbench.suite.cells import Cell, Plan
 from fatbench.suite.files import Suite
 from fatbench.suite.model import Key
 from fatbench.suite.seeds import seeds_text
-from fatbench.suite.tables import KEPT, SERIES, Figure
+from fatbench.suite.tables import SERIES, Figure
 from fatbench.suite.types import number
 
 
@@ -104,55 +103,14 @@ class Plot:
         return not any(line.points for panel in self.panels for line in panel.lines)
 
 
-def points_of_figure(plan: Plan, figure: Figure) -> TablePoints:
-    """(labels of the panel, labels of the line) -> heading -> its cells. SpecError: a line of several points."""
-    panels = [axis for axis in figure.panels if axis != SERIES]
-    if figure.include:
-        plan = replace(
-            plan,
-            cells=[cell for cell in plan.cells if any(is_inside(cell.key, condition) for condition in figure.include)],
-        )
-    words = ("figure", "a line shows", "'panels', 'lines' or 'where'")
-    return grouped_points(plan, figure, panels, figure.lines, words)
-
-
-def check(plan: Plan, figure: Figure) -> None:
-    """Refuse a line of several points, a panel of fractions and plain numbers, or a curve of one radius (SpecError)."""
-    points_of_figure(plan, figure)
-    if figure.kind == "lines":
-        single = {
-            evaluation.label
-            for cell in plan.cells
-            for evaluation in cell.evaluations
-            if not evaluation.sweep or evaluation.origin
-        }
-        single |= {evaluation.sweep for cell in plan.cells for evaluation in cell.evaluations if evaluation.origin}
-        for heading, text in figure.series.items():
-            if (source := Source.parse(text)).stage != "train" and source.metric in single:
-                raise SpecError(
-                    f"figure {figure.id}: {heading}: '{source.metric}' has one radius and makes no curve:"
-                    " give the attack a list, eps: [2/255, 4/255, 8/255], or draw 'bars' or a 'matrix'"
-                )
-    if SERIES in figure.panels or figure.kind in KEPT:
-        return
-    by_unit: dict[bool, list[str]] = {}
-    for heading, text in figure.series.items():
-        by_unit.setdefault(Source.parse(text).fraction, []).append(heading)
-    if len(by_unit) > 1:
-        raise SpecError(
-            f"figure {figure.id}: {', '.join(by_unit[True])} in per cent and {', '.join(by_unit[False])} share a panel:"
-            f" make two figures, or add '{SERIES}' to 'panels'"
-        )
-
-
 def build(suite: Suite, plan: Plan, numbers: Stored, figures: Sequence[Figure] | None = None) -> list[Plot]:
-    """Build the figures of a suite (default: all) in which the plan's cells have a line. SpecError: as for `check`."""
+    """Build the figures of a suite (default: all) in which the plan's cells have a line; see `check_figure`."""
     plots = (_plot(suite, plan, figure, numbers) for figure in (suite.figures if figures is None else figures))
     return [plot for plot in plots if plot is not None]
 
 
 def _plot(suite: Suite, plan: Plan, figure: Figure, numbers: Stored) -> Plot | None:
-    check(plan, figure)
+    check_figure(plan, figure)
     if figure.kind in ("bars", "matrix"):
         figure = spread(figure, plan)
     cells_by_line = points_of_figure(plan, figure)

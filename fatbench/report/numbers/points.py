@@ -10,11 +10,12 @@ from typing import Any, TypeVar
 
 from fatbench.errors import SpecError
 from fatbench.report.numbers.sources import CLIENT, EVERY, Source, clients
-from fatbench.suite import standard_attacks, threats
+from fatbench.suite import confounders, cost, standard_attacks, threats
 from fatbench.suite.cells import Cell, Plan
+from fatbench.suite.confounders import Confounder
 from fatbench.suite.files import Suite
 from fatbench.suite.model import Condition, Key
-from fatbench.suite.tables import OVER, Displayed, Heading, Table
+from fatbench.suite.tables import KEPT, OVER, SERIES, Displayed, Figure, Heading, Table
 
 Names = tuple[tuple[str, str], ...]  # (axis, label) pairs
 TablePoints = dict[tuple[Names, Names], dict[str, list[Cell]]]  # (row, group) -> heading -> cells, one a seed
@@ -256,3 +257,82 @@ def _split_by_client(
             client_points[(*row, (CLIENT, label)), group] = cells_by_heading
             index_by_label[label] = k
     return client_points, [*table.rows, CLIENT], index_by_label
+
+
+def points_of_figure(plan: Plan, figure: Figure) -> TablePoints:
+    """(labels of the panel, labels of the line) -> heading -> its cells. SpecError: a line of several points."""
+    panels = [axis for axis in figure.panels if axis != SERIES]
+    if figure.include:
+        plan = replace(
+            plan,
+            cells=[cell for cell in plan.cells if any(is_inside(cell.key, condition) for condition in figure.include)],
+        )
+    words = ("figure", "a line shows", "'panels', 'lines' or 'where'")
+    return grouped_points(plan, figure, panels, figure.lines, words)
+
+
+def check_figure(plan: Plan, figure: Figure) -> None:
+    """Refuse a line of several points, a panel of fractions and plain numbers, or a curve of one radius (SpecError)."""
+    points_of_figure(plan, figure)
+    if figure.kind == "lines":
+        single = {
+            evaluation.label
+            for cell in plan.cells
+            for evaluation in cell.evaluations
+            if not evaluation.sweep or evaluation.origin
+        }
+        single |= {evaluation.sweep for cell in plan.cells for evaluation in cell.evaluations if evaluation.origin}
+        for heading, text in figure.series.items():
+            if (source := Source.parse(text)).stage != "train" and source.metric in single:
+                raise SpecError(
+                    f"figure {figure.id}: {heading}: '{source.metric}' has one radius and makes no curve:"
+                    " give the attack a list, eps: [2/255, 4/255, 8/255], or draw 'bars' or a 'matrix'"
+                )
+    if SERIES in figure.panels or figure.kind in KEPT:
+        return
+    by_unit: dict[bool, list[str]] = {}
+    for heading, text in figure.series.items():
+        by_unit.setdefault(Source.parse(text).fraction, []).append(heading)
+    if len(by_unit) > 1:
+        raise SpecError(
+            f"figure {figure.id}: {', '.join(by_unit[True])} in per cent and {', '.join(by_unit[False])} share a panel:"
+            f" make two figures, or add '{SERIES}' to 'panels'"
+        )
+
+
+def find_confounders(plan: Plan, table: Table, cells_by_point: TablePoints) -> list[Confounder]:
+    """The confounders of a table: settings besides the labels in which rows differ that it compares or subtracts."""
+    groups: dict[tuple[Any, ...], dict[str, Cell]] = {}
+    pairs: dict[tuple[str, str], list[Cell]] = {}
+    for heading, text in table.values.items():
+        source, minus = Source.parse(text), table.sources[heading].minus
+        baseline_cells = baselines(plan, minus)
+        for (row, group), cells_by_heading in cells_by_point.items():
+            for cell in cells_by_heading.get(heading, ())[:1]:  # seeds differ in nothing else
+                if baseline_cells and (baseline_cell := baseline_cells.get(point_key(cell, minus))) is not None:
+                    pairs[baseline_cell.id, cell.id] = [baseline_cell, cell]
+                elif table.best[heading] != "none" or table.paired:
+                    side = row if table.best_within == "row" else group
+                    key = (side, *comparison_key(cell, source, table))
+                    groups.setdefault(key, {})[cell.id] = cell
+    compared = {tuple(cells): [*cells.values()] for cells in groups.values()}
+    baseline = table.paired or plan.baseline
+    return [
+        *(confounder for cells in compared.values() for confounder in confounders.confounders(cells, baseline)),
+        *(confounder for pair in pairs.values() for confounder in confounders.confounders(pair)),
+    ]
+
+
+def comparison_key(cell: Cell, source: Source, table: Table) -> tuple[str, str]:
+    """A key that two cells share if their numbers can be ranked: (data set, attack and partition; training objective).
+
+    With `compare_across` the labels of all other axes of the table stand in place of partition and objective.
+    """
+    attack = next((evaluation.attack for evaluation in cell.evaluations if source.shows(evaluation)), None)
+    data_and_attack = repr((cell.spec["data"], attack if source.stage != "train" else None))
+    if table.compare_across:
+        shown_axes = (*table.rows, *table.across)
+        return data_and_attack + repr(
+            [cell.key.get(axis) for axis in shown_axes if axis not in table.compare_across]
+        ), ""
+    return data_and_attack + repr(cell.spec["partition"]), repr(cost.local(cell.spec["algorithm"]).get("objective"))

@@ -18,7 +18,7 @@ from fatbench.report.contrasts import of_values, share
 from fatbench.report.numbers import provenance
 from fatbench.report.numbers.doubts import NOT_ABOVE, Doubt, with_seeds
 from fatbench.report.numbers.long import FROM, MINUS, OWN, TO, columns, found, long
-from fatbench.report.numbers.points import Points, TablePoints, spread
+from fatbench.report.numbers.points import Points, TablePoints, find_confounders, spread
 from fatbench.report.numbers.published import Lookup
 from fatbench.report.numbers.sources import Source, mean_and_std, metric_names
 from fatbench.report.numbers.stored import Stored
@@ -82,7 +82,7 @@ def _sheet(
     headed = _columns(points, entries, digits)
     cells = list({cell.id: cell for cell in points.all_cells()}.values())
     seeds = sorted({int(cell.spec["seed"]) for cell in cells})
-    confounded_by = significance.find_confounders(plan, table, points.cells)
+    confounded_by = find_confounders(plan, table, points.cells)
     unlike_cells = confounders.uncompared_cells(confounded_by)
     groups_ranked, has_subgroups, uncompared = significance.comparison_groups(points, headed, entries, unlike_cells)
     entries, keys = footnotes(entries)

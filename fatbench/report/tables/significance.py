@@ -15,23 +15,18 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from pandas import DataFrame
 
 from fatbench.report.contrasts import Difference, of_values
 from fatbench.report.numbers import statistics
 from fatbench.report.numbers.long import columns
-from fatbench.report.numbers.points import Names, Points, TablePoints, baselines, point_key
-from fatbench.report.numbers.sources import Source
+from fatbench.report.numbers.points import Names, Points, comparison_key
 from fatbench.report.tables.sheet import Column, Entry, Sheet, as_tuples
 from fatbench.store import inputs
 from fatbench.store.inputs import Inputs
 from fatbench.store.stage_names import parsed
-from fatbench.suite import confounders, cost
-from fatbench.suite.cells import Cell, Plan
-from fatbench.suite.confounders import Confounder
-from fatbench.suite.tables import Table
 
 MARK, UNTESTED = "↓", "°"
 TITLES = {MARK: "significantly worse than the best", UNTESTED: "not tested"}  # of the marks
@@ -210,29 +205,6 @@ def marks(entry: Entry) -> list[tuple[str, str]]:
 # --- what is compared ---------------------------------------------------------------------------------------------
 
 
-def find_confounders(plan: Plan, table: Table, cells_by_point: TablePoints) -> list[Confounder]:
-    """The confounders of a table: settings besides the labels in which rows differ that it compares or subtracts."""
-    groups: dict[tuple[Any, ...], dict[str, Cell]] = {}
-    pairs: dict[tuple[str, str], list[Cell]] = {}
-    for heading, text in table.values.items():
-        source, minus = Source.parse(text), table.sources[heading].minus
-        baseline_cells = baselines(plan, minus)
-        for (row, group), cells_by_heading in cells_by_point.items():
-            for cell in cells_by_heading.get(heading, ())[:1]:  # seeds differ in nothing else
-                if baseline_cells and (baseline_cell := baseline_cells.get(point_key(cell, minus))) is not None:
-                    pairs[baseline_cell.id, cell.id] = [baseline_cell, cell]
-                elif table.best[heading] != "none" or table.paired:
-                    side = row if table.best_within == "row" else group
-                    key = (side, *_comparison_key(cell, source, table))
-                    groups.setdefault(key, {})[cell.id] = cell
-    compared = {tuple(cells): [*cells.values()] for cells in groups.values()}
-    baseline = table.paired or plan.baseline
-    return [
-        *(confounder for cells in compared.values() for confounder in confounders.confounders(cells, baseline)),
-        *(confounder for pair in pairs.values() for confounder in confounders.confounders(pair)),
-    ]
-
-
 def comparison_groups(
     points: Points, columns: Sequence[Column], entries: DataFrame, unlike_cells: Collection[str]
 ) -> tuple[list[tuple[list[int], str]], bool, dict[str, None]]:
@@ -249,7 +221,7 @@ def comparison_groups(
         if cell is None or cell.id in unlike_cells:  # it differs in more than the row's labels
             continue
         side = points.rows[row] if points.table.best_within == "row" else points.groups[group]
-        group_id = (column, side, *_comparison_key(cell, columns[column].source, points.table))
+        group_id = (column, side, *comparison_key(cell, columns[column].source, points.table))
         groups.setdefault(group_id, []).append(i)
         row_names[group_id] = ", ".join(label for _, label in points.rows[row])
     groups = dict(sorted(groups.items(), key=lambda item: item[0][0]))
@@ -261,21 +233,6 @@ def comparison_groups(
     }
     ranked = [(members, columns[group_id[0]].best) for group_id, members in groups.items()]
     return ranked, len(groups) > len({group_id[:2] for group_id in groups}), uncompared
-
-
-def _comparison_key(cell: Cell, source: Source, table: Table) -> tuple[str, str]:
-    """A key that two cells share if their numbers can be ranked: (data set, attack and partition; training objective).
-
-    With `compare_across` the labels of all other axes of the table stand in place of partition and objective.
-    """
-    attack = next((evaluation.attack for evaluation in cell.evaluations if source.shows(evaluation)), None)
-    data_and_attack = repr((cell.spec["data"], attack if source.stage != "train" else None))
-    if table.compare_across:
-        shown_axes = (*table.rows, *table.across)
-        return data_and_attack + repr(
-            [cell.key.get(axis) for axis in shown_axes if axis not in table.compare_across]
-        ), ""
-    return data_and_attack + repr(cell.spec["partition"]), repr(cost.local(cell.spec["algorithm"]).get("objective"))
 
 
 def paired_comparisons(
