@@ -32,7 +32,7 @@ from fatbench.report.audit import leads, measured, papers, questions
 from fatbench.report.audit.reading import Known
 from fatbench.report.contrasts import Difference
 from fatbench.report.numbers import statistics
-from fatbench.report.numbers.frame import frame
+from fatbench.report.numbers.long import frame
 from fatbench.report.pairs import measured_numbers, pairs
 from fatbench.report.tables import number_format
 from fatbench.report.tables.combined import combine

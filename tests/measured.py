@@ -9,9 +9,8 @@ from typing import Any
 from pandas import DataFrame
 
 from fatbench.report.numbers import provenance
-from fatbench.report.numbers.cell_rows import Number
 from fatbench.report.numbers.doubts import Outcomes, doubts
-from fatbench.report.numbers.stored import Stored
+from fatbench.report.numbers.stored import Number, Stored
 from fatbench.report.numbers.stored import stored as stored_of
 from fatbench.report.tables.sheet import ENTRY
 from fatbench.store.selection import MONITORED, Checkpoint, checkpoint_round

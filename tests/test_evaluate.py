@@ -26,8 +26,8 @@ from fatbench.engine import plausible
 from fatbench.engine.accuracy import unpacked
 from fatbench.errors import SpecError
 from fatbench.models import external_network as networks
-from fatbench.report.numbers.cell_rows import accuracies
 from fatbench.report.numbers.statistics import wilson
+from fatbench.report.numbers.stored import accuracies
 from fatbench.runner import evaluate_external
 from fatbench.runner.checkpoints import load_model
 from fatbench.runner.evaluate_checkpoint import trained_radius

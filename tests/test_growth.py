@@ -34,9 +34,9 @@ from fatbench.engine.setup import Runtime, setup
 from fatbench.errors import MachineError
 from fatbench.methods.algorithms import ALGORITHMS
 from fatbench.report.figures import series
-from fatbench.report.numbers import cell_rows
 from fatbench.report.numbers.sources import Source
-from fatbench.report.numbers.stored import stored
+from fatbench.report.numbers.stored import Number as StoredNumber
+from fatbench.report.numbers.stored import rows_of, stored
 from fatbench.runner import checkpoints, worker
 from fatbench.runner.jobs import Job, Machine
 from fatbench.store import document, jsonl, records
@@ -427,7 +427,7 @@ def test_a_state_is_written_as_safetensors_writes_it_and_not_copied(tmp_path: Pa
 def test_show_reads_the_last_round_of_training_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Callable[..., tuple[int, str, str]]
 ) -> None:
-    db, read, asked = str(tmp_path / "a.db"), cell_rows.rows_of, []
+    db, read, asked = str(tmp_path / "a.db"), rows_of, []
     with Store.open(db, create=True) as store:
         store.finish(numbered(store, 3, 60), [Number("few", 0.5, 3)], round=3)
 
@@ -435,7 +435,7 @@ def test_show_reads_the_last_round_of_training_alone(
         asked.append(read(*given, **named))
         return asked[-1]
 
-    monkeypatch.setattr(cell_rows, "rows_of", counted)
+    monkeypatch.setattr("fatbench.report.numbers.stored.rows_of", counted)
     _, text, _ = run("show", "a", "--db", db)
     assert max(map(len, asked)) == 61 and "180 further numbers" in text and "few" in text
     asked.clear()
@@ -447,7 +447,7 @@ def test_show_reads_the_last_round_of_training_alone(
 def test_lines_of_many_clients_are_quantiles() -> None:
     cells = [SimpleNamespace(id="a", spec={"seed": 0}), SimpleNamespace(id="b", spec={"seed": 1})]
     rows = [
-        cell_rows.Number(cell.id, "train", round, k, "loss", float(k + more) if round == 1 else 1.0, 0)
+        StoredNumber(cell.id, "train", round, k, "loss", float(k + more) if round == 1 else 1.0, 0)
         for cell, more in zip(cells, (0, 2), strict=True)
         for k in range(61)
         for round in (1, 2)

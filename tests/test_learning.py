@@ -19,10 +19,10 @@ from fatbench import report
 from fatbench.cli.app import app
 from fatbench.data.catalogue import CATALOGUE
 from fatbench.engine.accuracy import packed
-from fatbench.report.numbers import cell_rows, doubts
-from fatbench.report.numbers.cell_rows import Number
+from fatbench.report.numbers import doubts, stored
 from fatbench.report.numbers.doubts import WORDS
 from fatbench.report.numbers.statistics import binomial_tail
+from fatbench.report.numbers.stored import Number
 from fatbench.runner.jobs import Machine
 from fatbench.runner.start import jobs_of
 from fatbench.runner.worker import work
@@ -188,7 +188,7 @@ def test_the_share_of_the_most_frequent_class_is_stored_and_counts(tmp_path: Pat
 
 def test_show_marks_the_number(transformers: Path) -> None:
     with Store.open(str(transformers)) as store:
-        why = cell_rows.doubts_of(list(store.cells()), store)
+        why = stored.doubts_of(list(store.cells()), store)
     cell = min(cell for (cell, _), found in why.items() if "chance" in {doubt.code for doubt in found})
     shown = CliRunner().invoke(app, ["show", cell, "--db", str(transformers)])
     assert shown.exit_code == 0 and "†" in shown.stdout and f"† {WORDS['chance']}" in shown.stdout

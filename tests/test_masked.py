@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import result_files
 
-from fatbench.report.numbers.cell_rows import join_chunks
 from fatbench.report.numbers.doubts import Doubt, doubts, in_words
+from fatbench.report.numbers.stored import join_chunks
 
 RESULTS = Path(__file__).parent.parent / "results"
 BALL = {"eps": "8/255", "implementation": "fatbench 0.1.0"}

@@ -19,7 +19,6 @@ from fatbench.cli import app as cli
 from fatbench.engine.rounds import Number
 from fatbench.report import contrasts
 from fatbench.report.formats import html
-from fatbench.report.numbers import cell_facts
 from fatbench.report.numbers.provenance import Facts
 from fatbench.report.numbers.sources import Source
 from fatbench.report.pairs import measured_numbers, pairs
@@ -29,7 +28,7 @@ from fatbench.report.tables.sheet import Column, Sheet
 from fatbench.runner import provenance
 from fatbench.store import jsonl
 from fatbench.store.stages import Store
-from fatbench.suite import files
+from fatbench.suite import files, format_call
 from fatbench.suite.validate_import import identity
 
 ROOT = Path(__file__).parent.parent
@@ -322,7 +321,7 @@ def test_pages_are_written_again_while_cells_run_and_the_index_is_opened_once(
 def test_every_function_that_a_cell_calls_is_explained(name: str, where: str) -> None:
     """By the first line of its docstring: the attack of malicious clients, a defence and an inversion as well."""
     cell = files.load(name).plan("smoke", None, where or None).cells[0]
-    told = {what: (text, does) for what, text, does in cell_facts.settings(cell.spec)}
+    told = {what: (text, does) for what, text, does in format_call.of_cell(cell.spec)}
     calls = {what for what, (text, _) in told.items() if "=" not in text.partition("(")[0] and what != "further"}
     assert all(told[what][1] for what in calls)
     own = {"attack": "ipm(epsilon=0.5)"} if name == "fat-byzantine" else {}

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from fatbench.cli.app import app
 from fatbench.engine.rounds import Number
 from fatbench.report.numbers import sql_tables
-from fatbench.report.numbers.frame import frame
+from fatbench.report.numbers.long import frame
 from fatbench.report.numbers.shown_runs import shown_plan
 from fatbench.report.numbers.sql_tables import judge
 from fatbench.store.integrity import Damaged

@@ -15,8 +15,8 @@ from sqlalchemy import text
 from fatbench import api, report, settings
 from fatbench.engine.rounds import Number
 from fatbench.errors import SpecError
-from fatbench.report.numbers.cell_runs import runs_of_cell
-from fatbench.report.numbers.frame import frame
+from fatbench.report.numbers.long import frame
+from fatbench.report.numbers.stored import runs_of_cell
 from fatbench.report.pairs import measured_numbers
 from fatbench.store import jsonl, replicates
 from fatbench.store.points import Point

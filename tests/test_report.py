@@ -37,10 +37,10 @@ from fatbench.engine.rounds import Number
 from fatbench.errors import SpecError
 from fatbench.report.figures import series
 from fatbench.report.formats import html, latex, latex_text, markdown, records, terminal
-from fatbench.report.numbers import cell_rows, doubts, provenance
-from fatbench.report.numbers.cell_rows import Number as StoredNumber
-from fatbench.report.numbers.frame import frame
+from fatbench.report.numbers import doubts, provenance, stored
+from fatbench.report.numbers.long import frame
 from fatbench.report.numbers.sources import EVERY, RANGE, Source, in_words, metric_names
+from fatbench.report.numbers.stored import Number as StoredNumber
 from fatbench.report.pairs import measured_numbers
 from fatbench.report.tables import number_format
 from fatbench.report.tables.combined import combine
@@ -917,13 +917,13 @@ def test_consistency_rule() -> None:
 
 def test_outcomes_are_joined_and_compared_bit_by_bit() -> None:
     """Images 0..9 in two chunks of 6 and 4: bits 110100 0011 and 010111 0000: only strong: 4, 5; only weak: 0, 8, 9."""
-    weak = cell_rows.join_chunks([(6, 4, bytes([0b00110000])), (0, 6, bytes([0b11010000]))])
-    strong = cell_rows.join_chunks([(0, 6, bytes([0b01011100])), (6, 4, bytes([0b00000000]))])
+    weak = stored.join_chunks([(6, 4, bytes([0b00110000])), (0, 6, bytes([0b11010000]))])
+    strong = stored.join_chunks([(0, 6, bytes([0b01011100])), (6, 4, bytes([0b00000000]))])
     assert weak == (0b1101000011, 10)
     assert doubts.discordant(weak, strong) == (2, 3)
     assert doubts.discordant(weak, (0, 9)) is None
     with pytest.raises(ValueError, match="outcomes have a gap at image 6"):
-        cell_rows.join_chunks([(0, 6, b"\0"), (7, 1, b"\0")])
+        stored.join_chunks([(0, 6, b"\0"), (7, 1, b"\0")])
 
 
 def test_violations_become_flags_with_their_seeds(tiny: Suite) -> None:
@@ -1603,7 +1603,7 @@ def test_the_database_gives_the_same_tables(tiny: Suite, tmp_path: Path, select:
     with Store.open(str(tmp_path / "test.db"), create=True) as store:
         fill(store, plan, rows, lambda cell: {"best-test": {"round": 2, "value": 0.4}} if recorded else {})
         found = report.build_tables(tiny, plan, store, select=select)
-        images = {"outcomes": cell_rows.outcomes([cell.id for cell in plan.unique()], store)}
+        images = {"outcomes": stored.outcomes([cell.id for cell in plan.unique()], store)}
         every = build(tiny, plan, store.measurements(), select, runs=store.runs(), **images)
         expected = build(tiny, plan, rows, select, **images)
         compared = measured_numbers(store, [cell.id for cell in plan.cells], select)

@@ -24,9 +24,10 @@ from typer.testing import CliRunner
 from fatbench import packed, report
 from fatbench.cli.app import app
 from fatbench.report import contrasts, sentences
-from fatbench.report.numbers import cell_rows, doubts, sql_tables
+from fatbench.report.numbers import doubts, sql_tables
 from fatbench.report.numbers.doubts import NOT_LEARNED, Doubt, in_words
-from fatbench.report.numbers.frame import frame
+from fatbench.report.numbers.long import frame
+from fatbench.report.numbers.stored import doubts_of
 from fatbench.report.pairs import measured_numbers, pairs
 from fatbench.report.site import drilldown, leaderboards
 from fatbench.store import jsonl, selection
@@ -111,7 +112,7 @@ def test_an_attack_that_its_name_does_not_stand_for_is_doubted_in_every_view(tmp
 
 def _check_doubts_of_all_views(store: Store) -> Mapping[tuple[str, str], tuple[Doubt, ...]]:
     """Table, page, frame, `compare`, `show`, `status` and SQL say what `doubts_of` decides, and no more."""
-    why = cell_rows.doubts_of(list(store.cells()), store)
+    why = doubts_of(list(store.cells()), store)
     words = {key: in_words(found) for key, found in why.items()}
     for cell, stage, text in _doubts_of_the_frame(frame(store)):
         assert text == "; ".join(words.get((cell, stage), []))
@@ -177,7 +178,7 @@ def test_every_committed_network_has_learned(committed: Mapping[str, Store]) -> 
     """But for constant ones, and those that the page on malicious clients says are destroyed: the mean with IPM 100."""
     below = {}
     for file, store in committed.items():
-        why = cell_rows.doubts_of(list(store.cells()), store)
+        why = doubts_of(list(store.cells()), store)
         below[file] = {cell for (cell, _), found in why.items() if NOT_LEARNED & {doubt.code for doubt in found}}
     constant = {c for c, s in committed["fat-bounds-fmnist25"].cells().items() if s["model"]["name"] == "constant"}
     assert below.pop("fat-bounds-fmnist25") == constant and len(constant) == 30

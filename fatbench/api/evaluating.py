@@ -218,8 +218,8 @@ def _attack_and_judge(
 
 
 def _check_natural(expected_natural: float, cell: str, stage: str, db: str | None, in_percent: bool) -> None:
-    from fatbench.report.numbers.cell_rows import accuracies
     from fatbench.report.numbers.statistics import wilson
+    from fatbench.report.numbers.stored import accuracies
 
     with opened(db) as store:
         assert store is not None

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from fatbench.api.reading import planned_suite
 from fatbench.errors import MachineError, NothingMatched, SpecError
-from fatbench.report.numbers.cell_rows import OVERALL, numbers_of
+from fatbench.report.numbers.stored import OVERALL, numbers_of
 from fatbench.store.opening import opened
 from fatbench.store.schema import NUMBERS
 from fatbench.suite import threats

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from fatbench import settings
 from fatbench.data.own import load
 from fatbench.errors import FatbenchError, NothingMatched, SpecError
-from fatbench.report.numbers.cell_rows import accuracies, join_chunks
+from fatbench.report.numbers.stored import accuracies, join_chunks
 from fatbench.store.inputs import differ, stored_inputs
 from fatbench.store.stage_names import parsed
 from fatbench.suite.first_images import first_images

@@ -72,7 +72,7 @@ def results(
     >>> numbers = fatbench.results("sfat-cifar10", preset="smoke")
     >>> accuracies = numbers.pivot_table(index="method", columns="metric", values="value")
     """
-    from fatbench.report.numbers.frame import frame
+    from fatbench.report.numbers.long import frame
 
     if stage is not None:
         known_choice("stage", stage, STAGES)

@@ -105,11 +105,11 @@ def name_of(id: str, runs: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
 
 def _seconds(store: Store, cells: Sequence[str]) -> dict[str, float]:
     """The seconds that training and attacks of each cell took; 0: not recorded."""
-    from fatbench.report.numbers import cell_rows
+    from fatbench.report.numbers import stored
     from fatbench.store.schema import NUMBERS
 
     seconds = dict.fromkeys(cells, 0.0)
-    for number in cell_rows.numbers_of(cells, store, (NUMBERS.c.metric == "seconds") & cell_rows.OVERALL):
+    for number in stored.numbers_of(cells, store, (NUMBERS.c.metric == "seconds") & stored.OVERALL):
         seconds[number.cell] += number.value
     return seconds
 
@@ -332,10 +332,10 @@ def choose(
 
 def at_chance(store: Store, cells: Sequence[str]) -> set[str]:
     """Those of these cells of which a model is at chance."""
-    from fatbench.report.numbers import cell_rows
+    from fatbench.report.numbers import stored
     from fatbench.report.numbers.doubts import NOT_LEARNED
 
-    doubts_by_stage = cell_rows.doubts_of(list(cells), store)
+    doubts_by_stage = stored.doubts_of(list(cells), store)
     return {
         cell
         for (cell, _), stage_doubts in doubts_by_stage.items()
@@ -375,10 +375,10 @@ def _evaluations(store: Store, cell: str) -> list[Evaluation]:
 
     SpecError: a finished evaluation has no numbers or no outcomes.
     """
-    from fatbench.report.numbers import cell_rows
+    from fatbench.report.numbers import stored
     from fatbench.suite import asked
 
-    sizes = {stage: n for (_, stage), (_, n) in cell_rows.accuracies([cell], store).items()}
+    sizes = {stage: n for (_, stage), (_, n) in stored.accuracies([cell], store).items()}
     evaluations_by_id: dict[str, Evaluation] = {}
     for (_, stage), row in store.stages([cell]).items():
         if stage == "train" or row.status != "done" or row.settings is None:

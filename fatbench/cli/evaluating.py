@@ -138,19 +138,19 @@ def _show(cell: str, attack_by_stage: Mapping[str, Any], format: str) -> list[st
     attack_by_stage: stage -> attack of those that a text shows; JSON has all attacks on the model.
     """
     from fatbench import report as reporting
-    from fatbench.report.numbers import cell_rows
+    from fatbench.report.numbers import stored
     from fatbench.report.numbers.doubts import MEASURED_WELL, in_words
     from fatbench.report.tables.external_suite import split_note, suite_and_plan
     from fatbench.suite.standard_attacks import strength
 
     with opened(None) as store:
         assert store is not None
-        doubts_by_stage = cell_rows.doubts_of([cell], store)
+        doubts_by_stage = stored.doubts_of([cell], store)
         if format == "json":
             suite, plan = suite_and_plan(store, f"id={cell}")
             grids = reporting.build_tables(suite, plan, store)
         else:
-            numbers = cell_rows.accuracies([cell], store, attack_by_stage)
+            numbers = stored.accuracies([cell], store, attack_by_stage)
             spec = store.cells([cell])[cell]
     all_doubts = dict.fromkeys(doubt for doubts in doubts_by_stage.values() for doubt in doubts)
     doubts = advised(all_doubts)

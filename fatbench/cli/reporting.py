@@ -54,7 +54,7 @@ def status(
     Example: fatbench status fat-baselines --watch
     """
     from fatbench.cli import show
-    from fatbench.report.numbers import cell_rows, doubts, sql_tables
+    from fatbench.report.numbers import doubts, sql_tables, stored
     from fatbench.runner import labels, progress, versions, waiting
 
     known_format(format, ("text", "json"))
@@ -84,7 +84,7 @@ def status(
         if store is not None and (changed_ids := [row.cell.id for row in rows if row.changed]):
             with suppress(FatbenchError):  # so that SQL has these doubts, too
                 sql_tables.judge(store, changed_ids)
-        count_by_doubt = {} if store is None else doubts.cells_of(cell_rows.doubts_of(ids, store))
+        count_by_doubt = {} if store is None else doubts.cells_of(stored.doubts_of(ids, store))
         if format == "json":
             cells = [{"id": row.cell.id, "key": row.cell.key, "status": row.status} for row in rows]
             changed = {row.cell.id: versions.as_dicts(row.changed) for row in rows if row.changed}

@@ -334,7 +334,6 @@ def cell(
 
     earlier_count: how many numbers of earlier rounds are not among `numbers`.
     """
-    from fatbench.report.numbers.cell_facts import settings as settings_of
     from fatbench.report.sentences import way_back
     from fatbench.store.replicates import SIGN
     from fatbench.store.stage_names import parsed
@@ -355,7 +354,7 @@ def cell(
     for doubt in dict.fromkeys(doubt for row in numbers for doubt in row["doubts"]):
         attack_names = dict.fromkeys(attack_name(row["metric"]) for _, row in accuracies if doubt in row["doubts"])
         console.print(f"† {doubt} ({', '.join(attack_names)})", style="red")
-    for setting_name, text, _ in settings_of(spec):
+    for setting_name, text, _ in format_call.of_cell(spec):
         console.print(f"{setting_name}: {text}", soft_wrap=True)
     table = _table("stage", "state", "done", "run", "attack", right_aligned=("done", "run"))
     for (_, stage_name), stage_row in sorted(stages.items()):
@@ -418,6 +417,22 @@ def evaluation(results: Sequence[Mapping[str, Any]], subject: str) -> None:
     for doubt in dict.fromkeys(doubt for row in results for doubt in row["doubts"]):
         attack_names = ", ".join(attack_name(row["label"]) for row in results if doubt in row["doubts"])
         console.print(f"† {doubt} ({attack_names})", style="red", soft_wrap=True)
+
+
+def runs_as_text(runs: Sequence[Mapping[str, Any]]) -> str:
+    """Runs as lines of text: each run, then each evaluation with its values and their range."""
+    lines = ["runs of this cell:"]
+    for run in runs:
+        lines.append(f"  {run['id']}  {run['device']}, {run['precision']}, commit {(run['commit'] or 'unknown')[:10]}")
+    for stage in dict.fromkeys(stage for run in runs for stage in run["evaluations"]):
+        values = [run["evaluations"].get(stage) for run in runs]
+        measured_values = [value for value in values if value is not None]
+        values_text = "  ".join("--" if value is None else f"{100 * value:.2f}" for value in values)
+        distance_text = (
+            f"  (apart {100 * (max(measured_values) - min(measured_values)):.2f})" if len(measured_values) > 1 else ""
+        )
+        lines.append(f"  {stage}: {values_text}{distance_text}")
+    return "\n".join(lines)
 
 
 def _settings_text(attack: Mapping[str, Any]) -> str:

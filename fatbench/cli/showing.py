@@ -122,7 +122,7 @@ def _show_cell(cell: str, format: str) -> None:
     """Its numbers and the runs behind them."""
     from fatbench.api.verifying import name_of
     from fatbench.cli import show
-    from fatbench.report.numbers import cell_rows, cell_runs
+    from fatbench.report.numbers import stored
     from fatbench.report.numbers.doubts import in_words
     from fatbench.store.schema import NUMBERS
 
@@ -133,11 +133,11 @@ def _show_cell(cell: str, format: str) -> None:
         runs = store.runs([id])
         labels, suite = name_of(id, runs)  # first: the suite's plug-ins say what has changed
         stages = store.stages([id])
-        replicate_runs = cell_runs.runs_of_cell(store, id)
-        outcomes = cell_rows.outcomes([id], store)
-        evaluated = cell_rows.numbers_of([id], store, cell_rows.EVALUATED)
-        cell_rows.check_accuracies(evaluated, store, outcomes)
-        doubts_by_stage = cell_rows.doubts_of([id], store, outcomes, evaluated)
+        replicate_runs = stored.runs_of_cell(store, id)
+        outcomes = stored.outcomes([id], store)
+        evaluated = stored.numbers_of([id], store, stored.EVALUATED)
+        stored.check_accuracies(evaluated, store, outcomes)
+        doubts_by_stage = stored.doubts_of([id], store, outcomes, evaluated)
 
         def doubted(number: Mapping[str, Any]) -> dict[str, Any]:
             accuracy = number["metric"] == parsed(number["stage"]).metric
@@ -162,11 +162,11 @@ def _show_cell(cell: str, format: str) -> None:
             )
             return
         last_round, earlier_count = store.last_trained(id)
-        trained = cell_rows.numbers_of([id], store, (NUMBERS.c.stage == "train") & (NUMBERS.c.round >= last_round))
+        trained = stored.numbers_of([id], store, (NUMBERS.c.stage == "train") & (NUMBERS.c.round >= last_round))
         numbers = [doubted(number._asdict()) for number in (*evaluated, *trained)]
     show.cell(id, f"{labels} ({suite})" if suite else "", spec, stages, numbers, runs, earlier_count)
     if replicate_runs:
-        print(cell_runs.runs_as_text(replicate_runs))
+        print(show.runs_as_text(replicate_runs))
 
 
 def _show_artifacts(cell: str, round: int | None, folder: Path, format: str) -> None:

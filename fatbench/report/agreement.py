@@ -14,8 +14,8 @@ from statistics import fmean
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from fatbench.report.numbers.cell_rows import numbers_of
 from fatbench.report.numbers.statistics import binomial_tail
+from fatbench.report.numbers.stored import numbers_of
 from fatbench.report.pairs import label, measured_numbers
 from fatbench.store.doubt_names import PREFIX
 from fatbench.store.problems import FRACTIONS

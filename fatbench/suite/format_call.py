@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from fatbench.errors import UnknownName
-from fatbench.suite import signatures
+from fatbench.errors import FatbenchError, UnknownName
+from fatbench.suite import calls, signatures
 from fatbench.suite.types import FRACTION
 
 
@@ -55,3 +55,34 @@ def _value(value: Any) -> str:
     if value is None or isinstance(value, bool):
         return str(value).lower()
     return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def of_cell(spec: Mapping[str, Any]) -> Iterable[tuple[str, str, str]]:
+    """(name, call, summary of the function) of every setting that is a call, then all other settings in one line.
+
+    The calls of a cell have no summaries where some function is not installed.
+    """
+    try:
+        cell: Mapping[str, Any] = calls.call("Experiment", spec)
+    except FatbenchError:
+        cell = spec
+    plain_settings = {}
+    for name, value in cell.items():
+        if isinstance(value, Mapping):
+            yield from _nested(name, value)
+        elif value and name != "seed":
+            plain_settings[name] = value
+    if plain_settings:
+        yield "further", ", ".join(f"{name}={value}" for name, value in plain_settings.items()), ""
+
+
+def _nested(name: str, value: Mapping[str, Any]) -> Iterable[tuple[str, str, str]]:
+    """A call, then the calls inside it; an attack stays inside the call that takes it."""
+    nested_calls = value.nested if isinstance(value, calls.Call) else {}
+    inner = {key: setting for key, setting in nested_calls.items() if setting.kind != "Attack"}
+    own_settings = {key: setting for key, setting in value.items() if key not in inner and setting is not None}
+    text = with_all_settings({"name": "", **own_settings})
+    summary = value.signature.summary if isinstance(value, calls.Call) and "name" in value else ""
+    yield name, text if "name" in own_settings else text.removeprefix("(").removesuffix(")"), summary
+    for key, setting in inner.items():
+        yield from _nested(key, setting)

@@ -9,7 +9,7 @@ from typing import Any
 import pandas
 
 from fatbench.report.audit.reading import LONG, UNPRINTED, Known, Long, completed, head_of
-from fatbench.report.numbers.frame import COLUMNS
+from fatbench.report.numbers.long import COLUMNS
 
 
 def is_measured(frame: pandas.DataFrame) -> bool:

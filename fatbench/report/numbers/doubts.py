@@ -158,7 +158,7 @@ def doubts(
 ) -> Doubts:
     """Every reason to doubt the evaluations among these numbers; a stage without one is not in it.
 
-    numbers: as `cell_rows.Number`; those of training and of single clients are passed over. attacks: evaluation
+    numbers: as `stored.Number`; those of training and of single clients are passed over. attacks: evaluation
     ("pgd20-0a1b2c3d") -> its attack with all settings. data: cell -> its data set.
     """
     models: dict[tuple[str, int], dict[str, dict[str, tuple[float, int]]]] = {}  # (cell, round) -> stage -> metric

@@ -10,8 +10,8 @@ from sqlalchemy import select as sql
 
 from fatbench import settings
 from fatbench.errors import FatbenchError
-from fatbench.report.numbers.cell_rows import doubts_of
 from fatbench.report.numbers.shown_runs import chosen_runs
+from fatbench.report.numbers.stored import doubts_of
 from fatbench.store import replicates
 from fatbench.store.rows import fetch
 from fatbench.store.schema import ASKED, DOUBTS, POINTS

@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fatbench.report import sentences
-from fatbench.report.numbers import cell_facts
-from fatbench.report.numbers.cell_rows import OVERALL, numbers_of
 from fatbench.report.numbers.sources import Source
+from fatbench.report.numbers.stored import OVERALL, numbers_of
 from fatbench.report.tables import significance
 from fatbench.report.tables.sheet import Sheet
 from fatbench.store import replicates
@@ -163,7 +162,7 @@ def _fill_batch(
         seeds = {cell: int(specs[cell].get("seed") or 0) for cell in stored_cells}
         point.seeds = [(seeds[cell], cell, _state(stages.get(cell, []))) for cell in stored_cells]
         rows = [row for cell in stored_cells for row in stages.get(cell, [])]
-        point.settings = [*cell_facts.settings(specs[stored_cells[0]]), *_attacks(rows)]
+        point.settings = [*format_call.of_cell(specs[stored_cells[0]]), *_attacks(rows)]
         point.evaluations = _evaluations(
             numbers_by_cell, int((specs[stored_cells[0]].get("algorithm") or {}).get("rounds") or 0)
         )
