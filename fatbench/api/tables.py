@@ -12,6 +12,7 @@ from fatbench import settings
 from fatbench.api.asking import known_choice, names, with_argument_names
 from fatbench.errors import SpecError, did_you_mean
 from fatbench.report import render
+from fatbench.report.differences import Differences, as_data, records
 from fatbench.report.tables.notes import shortened
 from fatbench.report.tables.sheet import LABEL, Column, Sheet, any_number
 from fatbench.store.opening import Db, listed_databases, opened
@@ -19,7 +20,6 @@ from fatbench.store.opening import Db, listed_databases, opened
 if TYPE_CHECKING:
     import pandas
 
-    from fatbench.report.differences import Differences
     from fatbench.report.site.pages import Part
 
 DATA_FORMATS = ("csv", "json")  # for programs, which count on every table
@@ -174,9 +174,9 @@ class Table:
 
     def frame(self) -> pandas.DataFrame:
         """One row a number that the tables show: labels, metric, mean, std, n, published, doubts; fractions."""
-        from fatbench.report.formats import records
+        from fatbench.report.formats.records import frame
 
-        return records.frame(self.grids)
+        return frame(self.grids)
 
 
 @dataclass(frozen=True, repr=False)
@@ -185,15 +185,11 @@ class DifferenceTable(Table):
 
     tables: tuple[Differences, ...] = ()
 
-    def html(self) -> str:
-        """A piece of HTML, as a notebook shows it."""
-        return self.text("html")
-
     def text(self, format: str, **how: Any) -> str:
-        from fatbench.report import differences
-
-        shown = [table for table in self.tables if table.grid.rows or format in DATA_FORMATS]
-        return "\n".join(differences.render(table, format) for table in shown)
+        """As `fatbench report --differences --format`."""
+        if format not in DATA_FORMATS:
+            return super().text(format, **how)
+        return "\n".join(as_data(table, format) for table in self.tables)
 
     def page(self) -> str:
         """As `html`."""
@@ -203,9 +199,7 @@ class DifferenceTable(Table):
         """One row a method: labels, accuracies, difference, low, high, at_most and p after Holm; fractions."""
         import pandas
 
-        from fatbench.report import differences
-
-        return pandas.DataFrame([row for table in self.tables for row in differences.records(table)])
+        return pandas.DataFrame([row for table in self.tables for row in records(table)])
 
 
 def _sheet(tidy: pandas.DataFrame, rows: list[str], title: str, digits: int) -> Sheet:

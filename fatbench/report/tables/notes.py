@@ -271,7 +271,7 @@ SHORT = {  # the lines of "short", and the notes that each is made of
     "attacks": ("attacks", "attack precision"),
     "doubt": (
         "MIXED", "OLDER", "failed", "missing", "not there", "incomplete", "at chance", "replicates", "not compared",
-        "left out", "not run",
+        "left out", "not run", "not measured",
     ),
 }  # fmt: skip
 
@@ -340,7 +340,8 @@ def _brief(name: str, note: str, grid: Sheet) -> str:
         return note.partition("; natural accuracy")[0]
     return (
         f"{name}: {note}"
-        if name in ("failed", "left out", "not run", "not compared", "OLDER", "published", "formula", "filter")
+        if name
+        in ("failed", "left out", "not run", "not measured", "not compared", "OLDER", "published", "formula", "filter")
         else note
     )
 
