@@ -18,11 +18,11 @@ import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
+from statistics import stdev
 
 import jinja2
 import pandas
 from filelock import FileLock
-from scipy.special import chdtri
 from tabulate import tabulate
 
 from benchmarks.table import number
@@ -232,8 +232,9 @@ class Pages:
             one_seed=self.one_seed, shown=shown,
             leak=self.leak, leaks=self.leaks, kept=self.kept,
             exploratory=self.exploratory, pilot=self.pilot, seeds_needed=leads.seeds_needed,
-            spread_interval=self.spread_interval, share_between=self.share_between, gaps=self.gaps,
-            audit=audit.of_papers, papers=papers.all_papers, audited=self.audited, below=self.below, spread=self.spread,
+            spread_interval=statistics.spread_interval, share_between=self.share_between, gaps=self.gaps,
+            audit=audit.of_papers, papers=papers.all_papers, audited=self.audited, below=self.below,
+            differences=self.differences, stdev=stdev,
             table=audit.table, overview=audit.overview, shared=audit.shared, seeds_answer=self.seeds_answer,
             bench=json.loads((RESULTS / "bench" / "bench-cpu.json").read_text(encoding="utf-8")), number=number,
             busy=json.loads((RESULTS / "bench" / "busy" / "bench-cpu.json").read_text(encoding="utf-8")),
@@ -289,7 +290,7 @@ class Pages:
         """Method -> accuracy in per cent at seed 0."""
         numbers = frame(self.stores[rows_of(name, preset)[0]], files.load(name).plan(preset, [0]), clients=False)
         accuracies = numbers[numbers["metric"] == metric].set_index("method")["value"]
-        return {method: shown(100 * value) for method, value in accuracies.items()}
+        return {str(method): shown(100 * value) for method, value in accuracies.items()}
 
     @functools.cache  # noqa: B019
     def _values(self, name: str, table: str) -> dict[tuple[str, ...], dict[str, Entry]]:
@@ -358,11 +359,11 @@ class Pages:
         weights = [row["value"] for row in numbers if 0 <= row["client"] < malicious[row["cell"]]]
         return shown(100 * sum(weight > 0 for weight in weights) / len(weights), 0)
 
-    def spread(self, name: str, method: str, baseline: str, metric: str) -> float:
-        """Standard deviation over seeds of the difference between two labels of a suite's axis `method`, in points."""
+    def differences(self, name: str, method: str, baseline: str, metric: str) -> list[float]:
+        """The difference between two labels of a suite's axis `method` at each seed, in points."""
         numbers = self._numbers(name, metric, f"method in ['{method}', '{baseline}']")
         accuracies = numbers.pivot(index="seed", columns="method", values="value")
-        return float(100 * (accuracies[method] - accuracies[baseline]).std())
+        return [*(100 * (accuracies[method] - accuracies[baseline])).dropna()]
 
     def gaps(self, name: str, method: str, other: str, rounds: list[int]) -> list[str]:
         """By how many points the monitored accuracy of a method is above that of another after these rounds."""
@@ -381,11 +382,6 @@ class Pages:
         mean, low, high = (shown(100 * part, 0) for part in (estimate, *interval))
         between = within * estimate / (1 - estimate)
         return {"share": f"{mean} % ({low} to {high})", "within": shown(within**0.5), "between": shown(between**0.5)}
-
-    @staticmethod
-    def spread_interval(sd: float, seeds: int) -> list[float]:
-        """The 95 % interval of a standard deviation of so many seeds, taken as normal."""
-        return [float(sd * ((seeds - 1) / chdtri(seeds - 1, tail)) ** 0.5) for tail in (0.025, 0.975)]
 
     @staticmethod
     def seeds_answer(paper: str, points: float) -> str:

@@ -652,13 +652,17 @@ def test_what_federation_costs() -> None:
     assert f"{gain}, MixFAT {show(100 * mixed.mean)} ({interval(mixed)})." in text
     each = [100 * float(right["SFAT", "pgd20"][s].mean() - right["FAT", "pgd20"][s].mean()) for s in range(10, 40)]
     sd = float(np.std(each, ddof=1))
-    low, high = (sd * (29 / stats.chi2.ppf(level, 29)) ** 0.5 for level in (0.975, 0.025))
-    deviation = f"a standard deviation of {show(sd)} points over seeds under PGD-20 ({show(low)} to {show(high)}, 95 %)"
-    assert deviation in text
+    said = re.search(r"a standard deviation of (\S+) points over seeds under PGD-20 \((\S+) to (\S+), 95 %, boot", text)
+    assert said is not None and said[1] == show(sd)
+    drawn = stats.bootstrap((each,), lambda x, axis: np.std(x, axis=axis, ddof=1), method="percentile", rng=1)
+    low, high = drawn.confidence_interval
+    assert [float(said[2]), float(said[3])] == pytest.approx([low, high], abs=0.11)
     needed = re.search(r"with power 0.8 from (\d+) seeds on \((\d+) to (\d+)\)", text)
     assert needed is not None
-    for spread_, seeds in zip((sd, low, high), map(int, needed.groups()), strict=True):
-        assert t_power(2 / spread_, seeds - 1) < 0.8 <= t_power(2 / spread_, seeds)
+    exact, fewest, most_seeds = map(int, needed.groups())
+    assert t_power(2 / sd, exact - 1) < 0.8 <= t_power(2 / sd, exact)
+    for drawn_, seeds in ((low, fewest), (high, most_seeds)):
+        assert t_power(2 / drawn_, seeds - 2) < 0.8 <= t_power(2 / drawn_, seeds + 2)
 
 
 def fieller(parts: np.ndarray, wholes: np.ndarray) -> tuple[float, float]:

@@ -414,6 +414,24 @@ def binomial_tail(k: int, n: int, p: float) -> float:
     return 0.0 if k > n else float(bdtrc(k - 1, n, p))
 
 
+RESAMPLES, FEWEST = 20_000, 20  # of the bootstrap; the fewest seeds whose spread has an interval
+
+
+def spread_interval(values: Sequence[float]) -> tuple[float, float] | None:
+    """95 % percentile bootstrap interval of the sample standard deviation over seeds; None below FEWEST seeds.
+
+    The chi-square interval rests on normality, which thirty measured differences reject (Shapiro-Wilk p 5e-5). Of 30
+    values this one covers 0.89 if they are normal and 0.80 if they are Student's t of 5 degrees of freedom.
+    """
+    if len(values) < FEWEST:
+        return None
+    import numpy as np
+
+    drawn = np.random.default_rng(0).choice(np.asarray(values), (RESAMPLES, len(values)))
+    low, high = np.quantile(drawn.std(axis=1, ddof=1), (0.025, 0.975))
+    return float(low), float(high)
+
+
 def wilson(k: int, n: int, level: float = 0.95) -> tuple[float, float]:
     """Wilson's interval of a fraction k of n: of one network, on other such images. It does not cover other trainings.
 
