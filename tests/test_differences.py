@@ -68,7 +68,9 @@ def test_every_format_says_the_same(db: str) -> None:
         # of the families that the suite declares
         assert "p after Holm over 6 and 10" in text.replace(r"\\", " ")
         assert (r"\textdagger" if format == "latex" else "†") in text
-        title = text.partition("66.8")[0]  # what stands above the first number: the suite, and that it is reduced
+        title = " ".join(
+            text.partition("66.8")[0].split()
+        )  # what stands above the first number: the suite, and that it is reduced
         assert "Methods of federated adversarial training on skewed clients" in title and "CPU PRESET - not" in title
 
 

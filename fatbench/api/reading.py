@@ -239,7 +239,7 @@ def table(
             for (_, plan), compared in zip(plans, tables, strict=True):
                 if not compared.grid.rows:
                     _say(why_empty(plan, store, db))
-            return DifferenceTable([*map(report_differences.sheet, tables)], notes, chosen=True, tables=tuple(tables))
+            return DifferenceTable([*map(report_differences.sheet, tables)], notes, tables=tuple(tables))
         if plans and (rows or columns):
             plans = [combine(plans, names(rows), names(columns))]
         if id:

@@ -80,7 +80,7 @@ def of_plan(
         grid.notes.append(("not measured", "; ".join(not_measured)))
     headed = [replace(column, heading=headings.get(column.metric, column.metric)) for column in grid.columns]
     name = f"{suite.title}: differences from {label}"
-    grid = replace(grid, id="differences", name=name, columns=headed)
+    grid = replace(grid, id=f"differences-{metric}", name=name, columns=headed)
     if not rows:
         grid = grid.only([], range(len(headed)))
     differences = from_baseline(plan, numbers.evaluated, [metric], declared_by(suite.tests, plan, numbers.evaluated))

@@ -65,7 +65,7 @@ def too_few(seeds: int) -> list[str]:
 
 def way_back(cell: str) -> str:
     """The command that computes a cell's numbers again, from what is stored of it alone, and compares."""
-    return f"fatbench export {cell} -o {cell}.jsonl && fatbench verify {cell}.jsonl"
+    return f"fatbench export {cell} -o {cell}.jsonl; fatbench verify {cell}.jsonl"
 
 
 # --- one difference ----------------------------------------------------------------------------------------------

@@ -184,9 +184,8 @@ def _columns(grid: Sheet) -> int:
 
 def _command(grid: Sheet, width: str) -> str:
     table = f"--by {','.join(grid.axes)}" if grid.id == "combined" else f"--table {grid.id}"
-    if grid.id == "differences":
-        metric = next(column.metric for column in grid.columns if column.minus).partition(" minus ")[0]
-        table = f"--differences --metric {metric}"
+    if grid.id.startswith("differences-"):
+        table = f"--differences --metric {grid.id.removeprefix('differences-')}"
     select = "" if grid.select == "last" else f" --select {grid.select}"
     suites = grid.suite.replace(" + ", " ")
     return f"fatbench report {suites} --preset {grid.preset} {table}{select} --format latex --width {width}"

@@ -15,10 +15,11 @@ from fatbench.report.numbers.long import columns
 from fatbench.report.numbers.points import is_inside
 from fatbench.report.numbers.published import Lookup
 from fatbench.report.numbers.sources import quoted
-from fatbench.report.sentences import p_equals
+from fatbench.report.sentences import p_equals, way_back
 from fatbench.report.tables import number_format
 from fatbench.report.tables.sheet import Column, Group, Sheet
 from fatbench.report.tables.significance import UNTESTED
+from fatbench.store.replicates import SIGN
 from fatbench.store.selection import WORDS
 from fatbench.suite import format_call
 from fatbench.suite.cells import Cell, Plan
@@ -171,6 +172,9 @@ def notes(
     if cells_at_chance:
         yield "at chance", _at_chance(table, cells, cells_at_chance)
     yield from _paired_tests(grid.paired)
+    measured = next((value for value in values if value.mean is not None and value.cells), None)
+    if measured is not None and trained_here:
+        yield "again", f"the first cell: {way_back(measured.cells[0].partition(SIGN)[0])}"
     if table.note:
         yield "note", table.note
 
