@@ -114,12 +114,7 @@ def __getattr__(name: str) -> Any:
         return getattr(importlib.import_module(_ELSEWHERE[name]), name)
     if name in _API:
         api = importlib.import_module("fatbench.api")
-        member = getattr(api, name)
-        if isinstance(member, type):
-            return member
-        function = api.with_argument_names(member)
-        function.__module__ = "fatbench"  # where pickle finds it
-        return function
+        return getattr(api, name)
     raise AttributeError(f"module 'fatbench' has no attribute '{name}'")
 
 

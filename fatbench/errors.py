@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import operator
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Self
 
@@ -41,24 +42,51 @@ def masked(text: str) -> str:
     return re.sub(rf"(?i)(\b[\w.-]*{SECRET}\s*=\s*)[^&\s'\")]+", r"\1***", text)
 
 
+ARGUMENTS = {  # of options whose argument in Python has another name
+    "k": "where", "set": "override", "attack": "attacks", "data": "data_folder", "table": "id", "plugin": "plugins",
+    "model": "network",
+}  # fmt: skip
+
+
 class FatbenchError(Exception):
     """An error that the reader of the message can correct; the command line returns `exit_code`.
 
+    option: what the message is about, in the words of the command line and without dashes: "seeds", "like NAME", or a
+    setting, "run.path". Python's `str` begins with the argument of that name, `at_terminal` with the option. A message
+    that begins with a space or "=" continues it.
     Passwords in the message are hidden, control characters escaped and addresses of memory left out, whatever option,
     file or object they came from.
     """
 
     exit_code = 2
 
-    def __init__(self, message: object = ""):
-        super().__init__(printable(ADDRESS.sub("", masked(str(message)))))
+    def __init__(self, message: object = "", option: str = ""):
+        message, self.option = (printable(ADDRESS.sub("", masked(str(text)))) for text in (message, option))
+        super().__init__(message)
+
+    def __str__(self) -> str:
+        name, space, value = self.option.partition(" ")
+        argument = ARGUMENTS.get(name, name.removeprefix("run.").replace("-", "_"))
+        return self._after(f"{argument}{space and '='}{value}")
+
+    def at_terminal(self) -> str:
+        """The message with the option as it is typed."""
+        name = self.option.partition(" ")[0]
+        return self._after(f"{'' if '.' in name else '-' if len(name) == 1 else '--'}{self.option}")
+
+    def _after(self, place: str) -> str:
+        message = self._message()
+        return f"{place}{'' if message[:1] in ' =' else ': '}{message}" if self.option else message
+
+    def _message(self) -> str:
+        return Exception.__str__(self)
 
     def _render_traceback_(self) -> list[str]:
         """The lines that a notebook shows instead of a traceback: the message, and the user's line that caused it."""
         import traceback
 
         package_folder = str(Path(__file__).parent)
-        frames = traceback.extract_tb(self.__traceback__)
+        frames = [one for one in traceback.extract_tb(self.__traceback__) if one.filename != contextlib.__file__]
         first_inside = next(
             (i for i, frame in enumerate(frames) if frame.filename.startswith(package_folder)), len(frames)
         )
@@ -74,8 +102,8 @@ class SpecError(FatbenchError):
 
     keys: tuple[str | int, ...] = ()
 
-    def __str__(self) -> str:
-        return ": ".join([*map(str, self.keys), super().__str__()])
+    def _message(self) -> str:
+        return ": ".join([*map(str, self.keys), super()._message()])
 
     def below(self, key: str | int) -> Self:
         """The same error, seen from the mapping that has this key."""
@@ -84,15 +112,18 @@ class SpecError(FatbenchError):
 
     def at(self, place: Callable[[tuple[str | int, ...]], str]) -> Self:
         """The same error with the place of its keys, such as "mine.yaml:7: lr"."""
-        self.args, self.keys = (printable(f"{place(self.keys)}: {super().__str__()}"),), ()
+        text, option = f"{place(self.keys)}: {super()._message()}", str(self.keys[0]) if self.keys else ""
+        if option.startswith("--"):  # what is in no file
+            self.option, text = option.removeprefix("--"), text.removeprefix(f"{option}: ")
+        self.args, self.keys = (printable(text),), ()
         return self
 
 
 class UnknownName(SpecError):
     """No function of a kind has this name. `entry` has both, as in a run's provenance: "aggregator near_median"."""
 
-    def __init__(self, message: str, entry: str = ""):  # pickle gives the message alone
-        super().__init__(message)
+    def __init__(self, message: str, entry: str = "", option: str = ""):  # pickle gives the message alone
+        super().__init__(message, option)
         self.entry = entry
 
 
@@ -145,6 +176,16 @@ def shown(value: object) -> str:
     if isinstance(value, dict) and len(value) <= MANY:
         return f"{{{', '.join(f'{key!r}: {shown(item)}' for key, item in value.items())}}}"
     return repr(value) if isinstance(value, int | float | complex | str | None) else article(type(value).__name__)
+
+
+@contextlib.contextmanager
+def about(option: str) -> Iterator[None]:
+    """A context whose errors are about this option, see `FatbenchError`."""
+    try:
+        yield
+    except FatbenchError as error:
+        error.option = error.option or option
+        raise
 
 
 def whole(name: str, value: Any, least: int = 0) -> int:

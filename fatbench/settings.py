@@ -57,9 +57,9 @@ def _pair(text: str) -> tuple[str, object]:
     key, sign, value = text.partition("=")
     key = key.strip()
     if not sign:
-        raise SpecError(f"-c: expected KEY=VALUE such as run.jobs=2, got '{text}'")
+        raise SpecError(f"expected KEY=VALUE such as run.jobs=2, got '{text}'", option="c")
     if key not in NAMES and not (key.startswith("slurm.") and key != "slurm."):
-        raise SpecError(f"-c: unknown setting '{key}'{did_you_mean(key, NAMES)}")
+        raise SpecError(f"unknown setting '{key}'{did_you_mean(key, NAMES)}", option="c")
     try:
         return key, tomllib.loads(f"value = {value}")["value"]
     except tomllib.TOMLDecodeError:
@@ -173,7 +173,8 @@ def database(flag: str | None = None) -> str:
     url = setting("db", flag) or "results/fatbench.db"
     if "://" not in url and LIBPQ.search(url):  # it may hold a password, which must not become the name of a file
         raise SpecError(
-            "--db: libpq settings (host=... password=...) are not supported; use a URL: postgresql://USER:PASSWORD@HOST/NAME"
+            "libpq settings (host=... password=...) are not supported; use a URL: postgresql://USER:PASSWORD@HOST/NAME",
+            option="db",
         )
     return url
 
@@ -200,23 +201,23 @@ def attack_precision(flag: str | None, devices: Sequence[str] = ()) -> Precision
 
 
 def _precision(key: str, flag: str | None, devices: Sequence[str]) -> Precision | None:
-    chosen, option = setting(key, flag), "--precision" if key == "run.precision" else f"-c {key}"
+    chosen, option = setting(key, flag), "precision" if key == "run.precision" else key
     if chosen not in (None, *PRECISIONS):
         auto = "auto, " if key == "run.precision" else ""
-        raise SpecError(f"{option}: expected {auto}fp32, tf32 or bf16, got '{chosen}'")
+        raise SpecError(f"expected {auto}fp32, tf32 or bf16, got '{chosen}'", option=option)
     if chosen == "tf32" and "cpu" in devices:
-        raise MachineError(f"{option} tf32 needs an NVIDIA GPU, and this would run on a CPU; use fp32 or bf16")
+        raise MachineError(" tf32 needs an NVIDIA GPU, and this would run on a CPU; use fp32 or bf16", option=option)
     return chosen  # type: ignore[return-value]
 
 
 def path(chosen: str, devices: Sequence[str] = ()) -> LocalPath | Literal["auto"]:
     """Check the path of local training. SpecError: there is no such path. MachineError: one of the devices lacks it."""
     if chosen in FORMER_PATHS:
-        raise SpecError(f"run.path: '{chosen}' no longer exists; use {', '.join(PATHS)}")
+        raise SpecError(f"'{chosen}' no longer exists; use {', '.join(PATHS)}", option="run.path")
     if chosen not in PATHS:
-        raise SpecError(f"run.path: no path is named '{chosen}'{did_you_mean(chosen, PATHS)}")
+        raise SpecError(f"no path is named '{chosen}'{did_you_mean(chosen, PATHS)}", option="run.path")
     if chosen == "graphs" and "cpu" in devices:
-        raise MachineError("run.path=graphs needs an NVIDIA GPU, and this would run on a CPU; use run.path=loop")
+        raise MachineError("=graphs needs an NVIDIA GPU, and this would run on a CPU; use loop", option="run.path")
     return chosen  # type: ignore[return-value]
 
 
@@ -247,7 +248,7 @@ def data_folder(flag: str | None = None) -> Path:
         return folder
     if value := setting("data", flag):
         if "://" in value:
-            raise SpecError(f"--data: expected a folder, got the address {value}")
+            raise SpecError(f"expected a folder, got the address {value}", option="data")
         return Path(value).expanduser()
     return cache_folder()
 
@@ -318,7 +319,7 @@ def time_limit(flag: str | None = None) -> float | None:
     """Seconds that a worker may spend on a cell, None for no limit. SpecError: no such time."""
     value = setting("run.time_limit", flag)
     if value is not None and not (seconds := seconds_of(value)):
-        raise SpecError(f"run.time_limit: expected a time such as 90s, 45m or 2h, got '{value}'")
+        raise SpecError(f"expected a time such as 90s, 45m or 2h, got '{value}'", option="run.time_limit")
     return None if value is None else seconds
 
 

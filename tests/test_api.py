@@ -340,7 +340,7 @@ def test_what_is_no_number_is_named() -> None:
         (lambda: fatbench.plan("sfat-cifar10", preset="smoke", seeds=1.5), "seeds: expected whole numbers .* got 1.5"),
         (lambda: fatbench.plan("sfat-cifar10", preset="smoke", override=3), "override: expected settings"),
         (lambda: RunOptions(jobs=0), "jobs: expected a whole number of 1 or more, got 0"),
-        (lambda: RunOptions(per_gpu=1.5), "per-gpu: expected a whole number of 1 or more"),  # type: ignore[arg-type]
+        (lambda: RunOptions(per_gpu=1.5), "^per_gpu: expected a whole number of 1 or more"),  # type: ignore[arg-type]
         (lambda: RunOptions(microbatch=True), "microbatch: expected a whole number of 1 or more, got True"),
     ],
 )
@@ -729,7 +729,7 @@ def test_attacks_as_objects_do_what_they_say(tmp_path: Path, monkeypatch: pytest
         ({"attacks": "pgd-20"}, "^attacks: no attack is named 'pgd-20'.*did you mean 'pgd20'"),
         ({"dataset": "digit"}, "did you mean 'digits'"),
         ({"dataset": "dictionary"}, r"^dataset: .*fatbench\.register\(function, 'data'\)"),
-        ({"dataset": None}, "dataset=NAME.*like=SUITE"),
+        ({"dataset": None}, "^dataset: name the data set, or a suite to go by"),
         ({"mean": 0.3}, "^mean and std go together"),
         ({"expect_natural": 95}, "^expect_natural: expected a fraction"),
         ({"expect_natural": "0.95"}, "^expect_natural: expected a fraction"),

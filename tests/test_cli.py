@@ -165,8 +165,12 @@ MISTAKES = [  # arguments, exit code, the message on stderr
     (["run", "suite", "sfat-cifar10", "--device", "cpu"], 5, "cifar10"),
     (["run", "ab"], 2, "'ab': give at least the first 4 letters"),
     (["run", "ffffffffffff"], 3, "no suite has a cell 'ffffffffffff'"),
-    (["show", "abcd"], 3, "no cell 'abcd': results/fatbench.db does not exist; use --db or run a suite first"),
-    (["show", "--log", "abcd"], 3, "no cell 'abcd': results/fatbench.db does not exist; use --db or run a suite first"),
+    (["show", "abcd"], 3, "no cell 'abcd': results/fatbench.db does not exist; run a suite first"),
+    (
+        ["show", "--log", "abcd"],
+        3,
+        "no cell 'abcd': results/fatbench.db does not exist; run a suite first",
+    ),
     (["compare", "abcd", "ef01"], 3, "results/fatbench.db does not exist"),
     (["compare"], 2, "missing argument 'SUITE|A'"),
     (["verify", "tiny.yaml", "--sample", "-n"], 2, "--sample: expected a whole number, got the option '-n'"),
@@ -342,7 +346,7 @@ def test_a_user_s_way_from_plan_to_table(run, place, forks):
     assert run("report", "tiny", "-o", "table.tex")[0] == 0 and r"\begin{tabular}" in Path("table.tex").read_text()
     Path("table.tex").unlink()
     code, _, err = run("compare", "FAT", "SFAT")
-    assert (code, "name their suite with --suite" in err) == (2, True)
+    assert (code, "--suite: 'FAT' and 'SFAT' are rows: name their suite" in err) == (2, True)
     code, out, _ = run("export", "tiny", "-k", "method=FAT")
     assert (code, sum('"cell"' in line for line in out.splitlines())) == (0, 1)
     code, _, err = run("delete", "tiny")

@@ -253,7 +253,7 @@ def late(**options: object) -> None:
 
 def test_what_ray_cannot_do(machine, monkeypatch):
     package = pytest.importorskip("ray")
-    with pytest.raises(SpecError, match=r"--device cuda:1: Ray chooses the GPUs; give cuda \(CUDA_VISIBLE_DEVICES"):
+    with pytest.raises(SpecError, match=r"^device=cuda:1: Ray chooses the GPUs; give cuda \(CUDA_VISIBLE_DEVICES"):
         ray.slots("cuda:1", None, 1, machine.db)
     monkeypatch.setattr(package, "is_initialized", lambda: False)
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:9")
@@ -280,11 +280,11 @@ def test_what_ray_cannot_do(machine, monkeypatch):
     assert ray.slots("cpu", None, 1, machine.db) == ["cpu"] * 8
     del resources["GPU"]
     assert ray.slots("auto", 3, 1, machine.db) == ["cpu"] * 3
-    with pytest.raises(MachineError, match="--device cuda: the Ray cluster has no GPU"):
+    with pytest.raises(MachineError, match=r"^device=cuda: the Ray cluster has no GPU"):
         ray.slots("cuda", None, 1, machine.db)
 
 
 def test_an_extra_that_is_not_installed(monkeypatch, machine):
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(SpecError, match=r"--executor ray needs .*: pip install 'fatbench\[ray\]'"):
+    with pytest.raises(SpecError, match=r"^executor=ray needs .*: pip install 'fatbench\[ray\]'"):
         ray.slots("cpu", 1, 1, machine.db)

@@ -141,7 +141,7 @@ def test_other_attacks_are_not_compared() -> None:
     sides = ({"pgd-aa": Measurement(0.5, 2, None)}, {"pgd-bb": Measurement(0.5, 2, None)})
     with pytest.raises(NothingMatched, match="no evaluation in common"):
         compare([Pair((), 0, "a", "b")], lambda _: sides[0], lambda _: sides[1])
-    with pytest.raises(SpecError, match=r"--metric: nothing is measured as 'pdg' \(did you mean 'pgd'\?\)"):
+    with pytest.raises(SpecError, match=r"^metric: nothing is measured as 'pdg' \(did you mean 'pgd'\?\)"):
         compare([Pair((), 0, "a", "b")], lambda _: sides[0], lambda _: sides[1], ["pdg"])
     assert did_you_mean_metric("AA", ["pgd20", "autoattack"]) == " (did you mean 'autoattack'?)"
     assert did_you_mean_metric("pgd-20", ["pgd20", "autoattack"]) == " (did you mean 'pgd20'?)"
@@ -231,7 +231,7 @@ def test_files_databases_and_cells(db: str, run: Any) -> None:
     assert code == 3 and f"no cell in common: {db} has sfat-audit-jpeg75 (cpu)" in err
     assert f"{other} has fat-bounds (" in err
     code, _, err = run("compare", "aggregator=sfat", "aggregator=samples", "--db", db)
-    expected = "fatbench: --suite: 'aggregator=sfat' and 'aggregator=samples' are rows: name their suite with --suite"
+    expected = "fatbench: --suite: 'aggregator=sfat' and 'aggregator=samples' are rows: name their suite"
     assert (code, err) == (2, f"{expected} ({db} has sfat-audit-jpeg75 (cpu))\n")
 
 

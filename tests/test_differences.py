@@ -82,7 +82,7 @@ def test_every_format_says_the_same(db: str) -> None:
             ["report", "fat-baselines", "--preset", "cpu", "--differences", "--metric", "pgd2"],
             "evaluates no 'pgd2' (did you mean",
         ),
-        ([*COMMAND, "--table", "robust"], "--differences is a table by itself"),
+        ([*COMMAND, "--table", "robust"], "^differences is a table by itself"),
     ],
 )
 def test_what_it_cannot_be_asked(options: list[str], said: str, db: str) -> None:

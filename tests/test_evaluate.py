@@ -451,7 +451,7 @@ def test_outputs_that_are_what_is_declared_give_the_numbers_of_logits(
             "pickled.pt holds pickled Python objects, not a state",
         ),
         ("my.pt --dataset digits", 2, "my.pt is no checkpoint of a run; a state dict needs --model timm/NAME or"),
-        ("my.pt --model my_model.py:make", 2, "--dataset NAME"),
+        ("my.pt --model my_model.py:make", 2, "--dataset: name the data set"),
         ("no.pt --model my_model.py:make --dataset digits", 5, "no.pt: no such file"),
         (
             "my.pt --model my_model.py:mak --dataset digits",
@@ -470,7 +470,7 @@ def test_outputs_that_are_what_is_declared_give_the_numbers_of_logits(
         ),
         ("my.pt --model '{name: my_model.py:make, size: 16}' --dataset digits", 2, "does not take images of 1x16x16"),
         ("my.pt --model my_model.py:make --dataset digit", 2, "no data is named 'digit' (did you mean 'digits'?)"),
-        ("my.pt --model my_model.py:make --dataset digits --mean 0.5", 2, "--mean and --std go together"),
+        ("my.pt --model my_model.py:make --dataset digits --mean 0.5", 2, "--mean and std go together"),
         (
             "my.pt --model my_model.py:make --dataset digits --mean 0,0 --std 1,1",
             2,
@@ -504,7 +504,7 @@ def test_outputs_that_are_what_is_declared_give_the_numbers_of_logits(
         (
             "my.pt --model my_model.py:make --like sfat-cifar10 --smoke --images 5",
             2,
-            "leave out --attack, --images and size",
+            "--like sfat-cifar10 says which images and attacks; leave out attacks",
         ),
         ("my.pt --model my_model.py:make --like sfat-cifar10 --dataset svhn", 2, "no cell is on svhn"),
         ("my.pt --model my_model.py:make --dataset digits --smoke", 2, "name it with --like NAME"),

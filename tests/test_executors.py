@@ -70,7 +70,7 @@ def test_devices_and_numbers(monkeypatch, tmp_path):
     assert device_and_jobs(None, None) == ("cpu", 5)
     assert device_and_jobs("cuda", 1) == ("cuda", 1)
     for wrong in ("gpu", "cuda:", "cuda:-1", "cuda:0,", "cpu:0", "cuda0"):
-        with pytest.raises(SpecError, match=f"--device: expected auto, cpu, cuda or cuda:0,1, got '{wrong}'"):
+        with pytest.raises(SpecError, match=f"^device: expected auto, cpu, cuda or cuda:0,1, got '{wrong}'"):
             device_and_jobs(wrong, None)
     for wrong in ("0", "-1", "many"):
         monkeypatch.setenv("FATBENCH_RUN_JOBS", wrong)
@@ -89,11 +89,11 @@ def test_local_slots(monkeypatch):
     assert local.slots("cuda", 3, 2) == ["cuda:0", "cuda:1", "cuda:0"]
     assert local.slots("cuda:1", None, 2) == ["cuda:1", "cuda:1"]
     assert local.slots("cpu", 3, 2) == ["cpu"] * 3
-    with pytest.raises(MachineError, match=r"--device cuda:0,2: there is no GPU 2 here \(2 found; fatbench doctor\)"):
+    with pytest.raises(MachineError, match=r"^device=cuda:0,2: there is no GPU 2 here \(2 found; fatbench doctor\)"):
         local.slots("cuda:0,2", None, 1)
     monkeypatch.setattr(local, "gpu_count", lambda: 0)
     assert local.slots("auto", 2, 1) == ["cpu"] * 2
-    with pytest.raises(MachineError, match="--device cuda: there is no GPU 0 here"):
+    with pytest.raises(MachineError, match=r"^device=cuda: there is no GPU 0 here"):
         local.slots("cuda", None, 1)
 
 

@@ -684,7 +684,7 @@ def test_plot_from_the_command_line(drawn: Suite, run: Callable[..., tuple[int, 
     assert run("plot", "drawn.yaml") == (
         NothingMatched.exit_code, "",
         "fatbench: no figure of 'drawn' can be drawn: results/fatbench.db does not exist: nothing has been run here, or"
-        " --db is missing\n",
+        " the database is another\n",
     )  # fmt: skip
     plan = drawn.plan()
     with Store.open("results/fatbench.db", create=True) as store:

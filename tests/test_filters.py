@@ -54,7 +54,7 @@ def test_what_a_filter_keeps(where: str, kept: str) -> None:
 
 def test_a_name_that_no_cell_has() -> None:
     for where in ("momentun=0.9", "momentun!=0.9"):
-        with pytest.raises(SpecError, match=r"-k: no cell has 'momentun' \(did you mean 'momentum'\?\)"):
+        with pytest.raises(SpecError, match=r"^where: no cell has 'momentun' \(did you mean 'momentum'\?\)"):
             select(PLAN, where)
 
 

@@ -199,7 +199,7 @@ def test_arguments_that_name_nothing_are_one_line(place, monkeypatch, capsys):
     said = refused(monkeypatch, capsys, "show", "\udce4")
     assert said == "fatbench: an argument is not UTF-8: b'\\xe4'\n"
     too_long = refused(monkeypatch, capsys, "compare", "x" * 400, "y")  # for a file's name
-    assert "fatbench: " in too_long and "name their suite with --suite" in too_long
+    assert "fatbench: " in too_long and "are rows: name their suite" in too_long
 
 
 @pytest.mark.parametrize("url", ["a@b.db", "results/x.db", "my password.db", "hosts.db"])

@@ -273,7 +273,7 @@ def test_images_that_would_make_the_page_too_large_are_left_out_and_named() -> N
         (["nowhere.jsonl"], 2, "fatbench: no such file: nowhere.jsonl\n"),
         (
             [], 3,
-            "fatbench: results/fatbench.db does not exist: nothing has been run here, or --db is missing\n",
+            "fatbench: results/fatbench.db does not exist: nothing has been run here, or the database is another\n",
         ),
     ],
 )  # fmt: skip

@@ -125,7 +125,7 @@ def test_two_plug_ins_with_the_same_name_are_both_named(place):
     (place / "twin.py").write_text("def only(updates, context): ...\nAGGREGATORS = {'only': only}\n")
     plugins.load([Path("mine.py")])
     with pytest.raises(
-        SpecError, match=r"--plugin: plugin .*twin.py: there is already an aggregator named 'only' in .*mine.py"
+        SpecError, match=r"^plugins: plugin .*twin.py: there is already an aggregator named 'only' in .*mine.py"
     ):
         plugins.load([Path("twin.py")])
 

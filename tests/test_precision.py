@@ -129,7 +129,7 @@ def test_tf32_holds_for_steps_and_attacks_and_never_for_a_outcome(ieee: None) ->
 
 
 def test_on_a_cpu_there_is_no_tf32() -> None:
-    with pytest.raises(MachineError, match="--precision tf32 needs an NVIDIA GPU"):
+    with pytest.raises(MachineError, match=r"^precision tf32 needs an NVIDIA GPU"):
         precision.exact(CPU, "tf32")
 
 

@@ -349,7 +349,7 @@ def test_what_slurm_cannot_do(machine, monkeypatch, tmp_path, capsys, fake_slurm
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(MachineError, match="no sbatch here: --executor slurm runs where jobs are submitted"):
         slurm.slots("cpu", None, 1, machine.db)
-    with pytest.raises(SpecError, match="--device cuda:0: SLURM chooses the GPUs; give cuda"):
+    with pytest.raises(SpecError, match=r"^device=cuda:0: SLURM chooses the GPUs; give cuda"):
         slurm.slots("cuda:0", None, 1, machine.db)
     monkeypatch.setenv("PATH", path)
     fake_slurm()

@@ -1009,9 +1009,9 @@ def test_attacks_can_be_added_to_a_preset_that_does_without() -> None:
             assert {e.attack["step"] for e in other.evaluations if e.label in ("pgd20", "cw")} == {step}
     quick = read("sfat-mu").plan("smoke", attacks=["autoattack"]).cells[0]
     assert {e.label: e.n for e in quick.evaluations}["autoattack"] == 64  # as many images as the preset's others
-    with pytest.raises(SpecError, match=r"--attack: no attack is named 'pgd02' \(did you mean 'pgd20'\?\)"):
+    with pytest.raises(SpecError, match=r"^attacks: no attack is named 'pgd02' \(did you mean 'pgd20'\?\)"):
         read("sfat-mu").plan("paper", attacks=["pgd02"])
-    with pytest.raises(SpecError, match="--attack: suite 'april-masks', preset 'paper', evaluates no model on test"):
+    with pytest.raises(SpecError, match=r"^attacks: suite 'april-masks', preset 'paper', evaluates no model on test"):
         read("april-masks").plan("paper", attacks=["fgsm"])
 
 

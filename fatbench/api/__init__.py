@@ -33,7 +33,7 @@ names are there without it.
 
 from __future__ import annotations
 
-from fatbench.api.asking import in_python, known_choice, with_argument_names
+from fatbench.api.asking import known_choice
 from fatbench.api.auditing import audit
 from fatbench.api.comparing import Comparison, compare, tests
 from fatbench.api.evaluating import CHECK, Evaluation, attack_and_store, evaluate
@@ -71,7 +71,6 @@ __all__ = [
     "existing_store",
     "export_results",
     "import_results",
-    "in_python",
     "known_choice",
     "list_models",
     "load_data",
@@ -93,5 +92,4 @@ __all__ = [
     "tests",
     "to_read",
     "why_empty",
-    "with_argument_names",
 ]  # fmt: skip

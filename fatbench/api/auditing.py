@@ -48,9 +48,9 @@ def audit(
 
     for option, value, least in (("classes", classes, 2), ("images", images, 1)):
         if value is not None and value < least:
-            raise SpecError(f"--{option}: expected a whole number of at least {least}, got {value}")
+            raise SpecError(f"expected a whole number of at least {least}, got {value}", option=option)
     if radius is not None and not radius_value(radius_text(radius)) > 0:
-        raise SpecError(f"--radius: expected a number such as 8/255 or 0.03, got '{radius}'")
+        raise SpecError(f"expected a number such as 8/255 or 0.03, got '{radius}'", option="radius")
     if not tables:
         raise SpecError("no table was given: a file, - for stdin, or a data frame")
     known = Known(
@@ -60,7 +60,7 @@ def audit(
     longs = [long for table in tables for long in _longs(table, known)]
     methods = [str(name) for long in longs for name in long.numbers["method"].unique()]
     if baseline and baseline not in methods:
-        raise SpecError(f"--baseline: no method is called '{baseline}'{did_you_mean(baseline, methods)}")
+        raise SpecError(f"no method is called '{baseline}'{did_you_mean(baseline, methods)}", option="baseline")
     return of_longs(longs, spread)
 
 

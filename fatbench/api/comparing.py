@@ -243,7 +243,7 @@ def _compare_stored(
                 cells, margin = pairs.pairs(plan, a, b), chosen_suite.margin
             elif not (may_be_cell(a) and may_be_cell(b)):
                 contents = "" if maybe_store is None else f" ({shown_databases(db)} has {trained_suites(maybe_store)})"
-                raise SpecError(f"--suite: '{a}' and '{b}' are rows: name their suite with --suite{contents}")
+                raise SpecError(f"'{a}' and '{b}' are rows: name their suite{contents}", option="suite")
             store_a = store_b = existing_store(maybe_store, db)
             if suite is None:
                 ids = [cell_id(store_a, cell, available(), db) for cell in (a, b)]

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fatbench.api.asking import Plugins, Where, filter_text, in_python, plugged, suite_of
+from fatbench.api.asking import Plugins, Where, filter_text, plugged, suite_of
 from fatbench.api.lines import Lines, in_notebook
 from fatbench.api.tables import Table
 from fatbench.errors import Doubtful, FatbenchError, SpecError, shown, whole
@@ -141,7 +141,7 @@ def evaluate(
     else:
         external = evaluate_external.from_file(Path(model), network, name, entry, **preprocessing)
         if external.note:
-            print(f"fatbench: {in_python(external.note)}", file=sys.stderr)
+            print(f"fatbench: {external.note}", file=sys.stderr)
     with plugged(plugins, db):
         like_plan = None if like is None else suite_of(like).plan(preset, None, filter_text(where))
         data = _dataset(dataset, model, n)
@@ -191,7 +191,7 @@ def attack_and_store(
     if expected_natural is not None:
         natural = tuple(evaluation for evaluation in task.evaluations if evaluation.label == "natural")
         if not natural:
-            raise SpecError("--expect-natural: there is no evaluation named 'natural'")
+            raise SpecError("there is no evaluation named 'natural'", option="expect-natural")
         # the natural images alone: a network with wrong preprocessing shows before hours of attacks
         cell, status = _attack_and_judge(external, replace(task, evaluations=natural), options, notify)
         if status == "done":
@@ -228,9 +228,9 @@ def _check_natural(expected_natural: float, cell: str, stage: str, db: str | Non
     if not low <= expected_natural <= high:
         scale, unit, digits = (100, " %", 2) if in_percent else (1, "", 4)
         raise Doubtful(
-            f"--expect-natural {scale * expected_natural:g}: natural accuracy is {scale * accuracy:.{digits}f}{unit} of"
-            f" {n} images (95 % interval {scale * low:.{digits}f} to {scale * high:.{digits}f}); {CHECK}."
-            " No attack was run"
+            f"natural accuracy is {scale * accuracy:.{digits}f}{unit} of {n} images (95 % interval"
+            f" {scale * low:.{digits}f} to {scale * high:.{digits}f}); {CHECK}. No attack was run",
+            option=f"expect-natural {scale * expected_natural:g}",
         )
 
 

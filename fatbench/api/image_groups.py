@@ -40,7 +40,7 @@ def _writers(data: str, first_counts: tuple[int | None, int | None]) -> ArrayLik
 
     dataset = load(json.loads(data), settings.data_folder(), first_counts)
     if dataset.test_writers is None:
-        raise SpecError(f"data set '{dataset.name}' has no writer labels: pass --groups FILE")
+        raise SpecError(f"data set '{dataset.name}' has no writer labels: give a file of them", option="groups")
     return dataset.test_writers
 
 

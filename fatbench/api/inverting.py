@@ -38,7 +38,9 @@ def rows_of_suite(name: str, where: str | None) -> list[dict[str, Any]]:
             means = {name: value_by_cell[cell.id, name] for name in MEASURES if (cell.id, name) in value_by_cell}
             rows.append({"attack": labels, **threats.of_cell(cell.spec), "file": clients, **means})
     if not rows:
-        raise NothingMatched(f"--like {plan.suite}: no cell of preset {plan.preset} has inverted updates here yet")
+        raise NothingMatched(
+            f"no cell of preset {plan.preset} has inverted updates here yet", option=f"like {plan.suite}"
+        )
     return rows
 
 
@@ -53,9 +55,9 @@ def images_of(files: list[Path], shape: tuple[int, int, int], count: int) -> Ten
     if not files:
         return None
     if count and len(files) != count:
-        raise SpecError(f"--original: {len(files)} images, and the update is of {count}")
+        raise SpecError(f"{len(files)} images, and the update is of {count}", option="original")
     if shape[1] < 11:
-        raise SpecError(f"--original: SSIM needs images of at least 11 x 11, these are {shape[1]} x {shape[2]}")
+        raise SpecError(f"SSIM needs images of at least 11 x 11, these are {shape[1]} x {shape[2]}", option="original")
     tensors = []
     for file in files:
         try:
@@ -63,10 +65,12 @@ def images_of(files: list[Path], shape: tuple[int, int, int], count: int) -> Ten
                 width, height = image.size
                 if (height, width) != shape[1:]:  # before it is unpacked
                     wanted_size = f"{shape[1]} x {shape[2]}"
-                    raise SpecError(f"--original {file}: {height} x {width} pixels, --shape says {wanted_size}")
+                    raise SpecError(f"{height} x {width} pixels, --shape says {wanted_size}", option=f"original {file}")
                 pixels = numpy.asarray(eight_bits(image, "RGB" if shape[0] == 3 else "L"))
         except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-            raise MachineError(f"--original {file}: {getattr(error, 'strerror', None) or 'not an image'}") from None
+            raise MachineError(
+                f"{getattr(error, 'strerror', None) or 'not an image'}", option=f"original {file}"
+            ) from None
         tensors.append(torch.from_numpy(pixels.copy()).view(*shape[1:], shape[0]).permute(2, 0, 1).float() / 255)
     return torch.stack(tensors)
 

@@ -29,7 +29,7 @@ def outcome_rows(store: Store, id: str, metrics: Sequence[str]) -> list[dict[str
     names = {parsed(stage).metric for stage in bits_by_stage}
     for name in metrics:
         if name not in names:
-            raise SpecError(f"--metric: cell {id} has no outcomes of '{name}'{did_you_mean_metric(name, names)}")
+            raise SpecError(f"cell {id} has no outcomes of '{name}'{did_you_mean_metric(name, names)}", option="metric")
     labels = _labels(spec, answered)
     rows = [
         row

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from fatbench import packed, report, settings
-from fatbench.api.asking import Plugins, Seeds, Where, filter_text, in_python, known_choice, names, plugged, seed_list
+from fatbench.api.asking import Plugins, Seeds, Where, filter_text, known_choice, names, plugged, seed_list
 from fatbench.api.tables import DifferenceTable, Table
 from fatbench.errors import MachineError, NothingMatched, SpecError, did_you_mean
 from fatbench.report import build_tables, left_out
@@ -94,7 +94,7 @@ def results(
         if stage is not None and len(numbers):
             numbers = numbers[(numbers["stage"] == "train") == (stage == "train")]
         if not len(numbers):
-            print(f"fatbench: {in_python(why_empty(chosen_plan, store, db, len(all_numbers) > 0))}", file=sys.stderr)
+            print(f"fatbench: {why_empty(chosen_plan, store, db, len(all_numbers) > 0)}", file=sys.stderr)
     return numbers.reset_index(drop=True)
 
 
@@ -114,7 +114,7 @@ def why_empty(plan: Plan | None, store: Store | None, db: Db, of_training: bool 
     """The reason why there are no numbers, and what to do, in the words of the command line."""
     database_name = shown_databases(db)
     if store is None:
-        return f"{database_name} does not exist: nothing has been run here, or --db is missing"
+        return f"{database_name} does not exist: nothing has been run here, or the database is another"
     if not store.has_cells():
         return f"{database_name} has no results yet: fatbench run NAME"
     if of_training:
@@ -227,7 +227,7 @@ def table(
         plans = [(one, plan if store is None else to_read(one, plan, store, runs)) for one, plan in plans]
         if differences is not None:
             if id or rows:
-                raise SpecError("--differences is a table by itself: no --table or --by")
+                raise SpecError(" is a table by itself: choose no other table and no axes", option="differences")
             stored = existing_store(store, db)
             tables = [
                 report_differences.of_plan(
@@ -560,7 +560,7 @@ def with_table(plans: Sequence[tuple[Suite, Plan]], ids: Sequence[str]) -> list[
     table_ids = [table.id for suite, _ in plans for table in suite.tables]
     for id in ids:
         if id not in table_ids:
-            raise SpecError(f"--table: no table is named '{id}'{did_you_mean(id, table_ids)}")
+            raise SpecError(f"no table is named '{id}'{did_you_mean(id, table_ids)}", option="table")
     return [(suite.with_tables(ids), plan) for suite, plan in plans if any(t.id in ids for t in suite.tables)]
 
 

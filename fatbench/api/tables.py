@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fatbench import settings
-from fatbench.api.asking import known_choice, names, with_argument_names
+from fatbench.api.asking import known_choice, names
 from fatbench.errors import SpecError, did_you_mean
 from fatbench.report import render
 from fatbench.report.differences import Differences, as_data, records
@@ -41,7 +41,6 @@ class Table:
             raise SpecError("a Table of numbers of one's own is made by Table.from_frame(frame, rows=, columns=)")
 
     @classmethod
-    @with_argument_names
     def from_frame(
         cls,
         numbers: pandas.DataFrame,
@@ -133,7 +132,6 @@ class Table:
             select: Any = next((grid.select for grid in self.grids), "last")
             return pages.page(pages.content(parts, store, select=select, files=folder), provenance.short_version())
 
-    @with_argument_names
     def latex(
         self,
         *,
@@ -156,7 +154,6 @@ class Table:
             known_choice("published", published, ("below", "column"))
         return self.text("latex", width=str(width), spread=spread, published=published, numbers=numbers)
 
-    @with_argument_names
     def save(self, path: str | Path, **options: Any) -> Path:
         """Write a file: its ending, .md, .tex, .html, .csv or .json, says what. options: of .tex, as `latex` takes it.
 

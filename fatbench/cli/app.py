@@ -171,7 +171,7 @@ def main() -> None:
         sys.stdout.flush()  # here, where it can be explained that a disk is full
         sys.exit(code)
     except FatbenchError as error:
-        print(_without_passwords(f"fatbench: {error}"), file=sys.stderr)
+        print(_without_passwords(f"fatbench: {error.at_terminal()}"), file=sys.stderr)
         sys.exit(error.exit_code)
     except Mistake as error:
         print(_without_passwords(_of_options(error)), file=sys.stderr)

@@ -45,7 +45,7 @@ def audit(
 
     given = {"method": method, "baseline": baseline, "classes": classes, "images": images, "radius": radius}
     if not files and (option := next((name for name, value in given.items() if value is not None), None)):
-        raise SpecError(f"--{option}: only with a FILE: what holds for the papers is said beside their tables")
+        raise SpecError("only with a FILE: what holds for the papers is said beside their tables", option=option)
     found = api.audit(*files, **given, spread=spread) if files else auditing.of_papers(spread)  # type: ignore[arg-type]
     if format == "json":
         print_json(found.record())

@@ -62,7 +62,7 @@ def check(
     for file in files or ():
         kinds.setdefault(_kind(file), []).append(file)
     if repair and (files or [""]) != kinds.get("database", [""]):
-        raise SpecError("--repair: only of a database")
+        raise SpecError("only of a database", option="repair")
     result: dict[str, Any] = {}
     codes = [_suites(kinds["suite"], format, result)] if "suite" in kinds else []
     codes += [_plugins(kinds["plugin"], format, result)] if "plugin" in kinds else []
@@ -107,9 +107,10 @@ def _suites(names: list[str], format: str, result: dict[str, Any]) -> int:
                 report.check(suite, plan)
             report.check_headings(suite, plans)
         except FatbenchError as error:
-            rows.append({"file": name, "ok": False, "error": explain(error)})
+            said = explain(error).at_terminal()
+            rows.append({"file": name, "ok": False, "error": said})
             if format == "text":
-                print(f"fatbench: {explain(error)}", file=sys.stderr)
+                print(f"fatbench: {said}", file=sys.stderr)
         else:
             sizes = {plan.preset: len(plan.to_run()) for plan in plans}
             rows.append({"file": name, "ok": True, "presets": sizes})

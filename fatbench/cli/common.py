@@ -60,7 +60,7 @@ def known_format(value: str, formats: tuple[str, ...]) -> str:
     short = SHORT.get(value.lower(), value.lower())
     value = short if short in formats else value
     if value not in formats:
-        raise SpecError(f"--format: no format is named '{value}'{did_you_mean(value, formats)}")
+        raise SpecError(f"no format is named '{value}'{did_you_mean(value, formats)}", option="format")
     return value
 
 
@@ -119,9 +119,9 @@ def run_filter(where: list[str] | None) -> str:
     matches = [match for text in where or () if (match := RUN_FILTER.fullmatch(text))]
     for match in matches:
         if match[1] not in RUN_KEYS:
-            raise SpecError(f"-k: a run has no '{match[1]}'{did_you_mean(match[1], RUN_KEYS)}")
+            raise SpecError(f"a run has no '{match[1]}'{did_you_mean(match[1], RUN_KEYS)}", option="k")
     if len(matches) > 1:
-        raise SpecError("-k: only one of run.precision, run.device and run.commit can be given")
+        raise SpecError("only one of run.precision, run.device and run.commit can be given", option="k")
     return f"{matches[0][1]}={matches[0][2]}" if matches else ""
 
 

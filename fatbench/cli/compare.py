@@ -85,7 +85,7 @@ def _refuse_missing_b(a: str, suite: str | None) -> None:
     try:
         files.locate(files.split_settings(a)[0])
     except SpecError as error:
-        reason = f" ({error})"
+        reason = f" ({error.at_terminal()})"
     if suite or reason:
         name = suite or "NAME"
         raise SpecError(f"missing B: fatbench compare {a} B --suite {name}, or fatbench compare {name}{reason}")

@@ -74,7 +74,7 @@ def evaluate(
     """
     known_format(format, ("text", "json"))
     if expect_natural is not None and 0 < expect_natural <= 1:
-        raise SpecError(f"--expect-natural: expected per cent such as 95 (and not 0.95), got {expect_natural:g}")
+        raise SpecError(f"expected per cent such as 95 (and not 0.95), got {expect_natural:g}", option="expect-natural")
     attacks, batch = attack_list(attack), settings.number("run.microbatch") or BATCH
     file = whole_file.regular(file)  # of the hub, or a pipe
     options = run_options(device=device, precision=precision, data=settings.given("data"))
@@ -105,7 +105,7 @@ def evaluate(
         return
     network = mapping("--model", model)
     if unknown := next((key for key in network if key not in MODEL), None):
-        raise SpecError(f"--model: unknown setting '{unknown}'{did_you_mean(unknown, MODEL)}")
+        raise SpecError(f"unknown setting '{unknown}'{did_you_mean(unknown, MODEL)}", option="model")
     from fatbench import api
     from fatbench.runner import evaluate_external
     from fatbench.suite.external_models import ROUND
@@ -129,7 +129,7 @@ def evaluate(
         print(f"fatbench: {cell}: {status} (fatbench show {cell} --log)", file=sys.stderr)
         raise typer.Exit(1)
     if strict and doubts:
-        raise Doubtful(f"--strict: {cell}: {'; '.join(doubts)}")
+        raise Doubtful(f"{cell}: {'; '.join(doubts)}", option="strict")
 
 
 def _show(cell: str, attack_by_stage: Mapping[str, Any], format: str) -> list[str]:
@@ -229,7 +229,7 @@ def numbers(option: str, text: str | None) -> tuple[float, ...]:
     except ValueError:
         raise SpecError(f"{option}: expected numbers such as 0.5,0.5,0.5, got '{text}'") from None
     if option == "--std" and not all(0 < value < float("inf") for value in values):
-        raise SpecError(f"--std: must be positive, got '{text}'")
+        raise SpecError(f"must be positive, got '{text}'", option="std")
     return values
 
 

@@ -55,7 +55,7 @@ def export(
     """
     format = known_format(format or format_of(output, EXPORTS, "jsonl"), EXPORTS)
     if format in ("parquet", "sqlite") and (output is None or (format == "sqlite" and str(output) == "-")):
-        raise SpecError(f"--format {format}: say where with -o FILE")
+        raise SpecError("say where with -o FILE", option=f"format {format}")
     names = [target for target in targets or () if is_suite(target)]
     if not names and (preset or where):
         raise SpecError("--preset and -k need a suite: fatbench export NAME -k FILTER")
@@ -196,13 +196,13 @@ def _publish(
 
     checkpoints = get_args(Selected)
     if select not in checkpoints:
-        raise SpecError(f"--select: no checkpoint is named '{select}'{did_you_mean(select, checkpoints)}")
+        raise SpecError(f"no checkpoint is named '{select}'{did_you_mean(select, checkpoints)}", option="select")
     if unit not in (None, "percent", "plain"):
-        raise SpecError(f"--unit: expected percent or plain, got '{unit}'")
+        raise SpecError(f"expected percent or plain, got '{unit}'", option="unit")
     if len(ids) > 1:
-        raise SpecError(f"--table: with --as-published one table, got {len(ids)}")
+        raise SpecError(f"with --as-published one table, got {len(ids)}", option="table")
     if bad_label := next((label_text for label_text in labels if "=" not in label_text), None):
-        raise SpecError(f"--label: expected PAPER=OURS, such as 'Standard AT=FAT', got '{bad_label}'")
+        raise SpecError(f"expected PAPER=OURS, such as 'Standard AT=FAT', got '{bad_label}'", option="label")
     ours_by_paper = {
         paper.strip(): our_label.strip() for paper, _, our_label in (label_text.partition("=") for label_text in labels)
     }

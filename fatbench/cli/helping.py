@@ -211,7 +211,7 @@ def called(given: dict[str, Any]) -> Iterator[None]:
     if given.get("quiet") and given.get("verbose"):
         raise SpecError("--quiet and --verbose contradict each other")
     if (color := given.get("color", "auto")) not in ("auto", "always", "never"):
-        raise SpecError(f"--color: expected auto, always or never, got '{color}'")
+        raise SpecError(f"expected auto, always or never, got '{color}'", option="color")
     before = dict(os.environ)
     _said["lines"] = next((lines for name, lines in LINES.items() if given.get(name)), "cell")
     try:
@@ -226,7 +226,7 @@ def called(given: dict[str, Any]) -> Iterator[None]:
             except UnknownName as error:
                 from fatbench.runner import versions
 
-                raise SpecError(versions.explain(error, None)) from None
+                raise versions.explain(error) from None
             except (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError) as error:
                 if damage := _damage():
                     raise damage from error

@@ -77,10 +77,12 @@ def invert(
 
     if threat not in ("A", "B", "C", "D"):
         reason = "a manipulated model is needed" if threat in threats.KNOWS else "no such threat model"
-        raise SpecError(f"--threat: expected A, B, C or D, got '{threat}' ({reason}; see docs/methods.md, Inversions)")
+        raise SpecError(
+            f"expected A, B, C or D, got '{threat}' ({reason}; see docs/methods.md, Inversions)", option="threat"
+        )
     local = _local(override)
     if local and "lr" not in local:
-        raise SpecError(f"--set local.{min(local)}: needs local.lr, too")
+        raise SpecError("needs local.lr, too", option=f"set local.{min(local)}")
     if local and threat not in ("C", "D"):
         raise SpecError(f"--set local.lr: an attacker of threat model {threat} does not know it: --threat C")
     from fatbench.api import inverting as api
@@ -167,26 +169,28 @@ def _local(pairs: list[str] | None) -> dict[str, Any]:
         table, _, key = path.strip().rpartition(".")
         if table != "local" or key not in LOCAL:
             known = [f"local.{name}" for name in LOCAL]
-            raise SpecError(f"--set: expected {', '.join(known)}, got '{text}'{did_you_mean(path.strip(), known)}")
+            raise SpecError(
+                f"expected {', '.join(known)}, got '{text}'{did_you_mean(path.strip(), known)}", option="set"
+            )
         try:
             local[key] = LOCAL[key](value)
         except ValueError:
-            raise SpecError(f"--set {path}: expected a number, got '{value}'") from None
+            raise SpecError(f"expected a number, got '{value}'", option=f"set {path}") from None
         if not (local[key] >= 0 and local[key] < 1e9) or (key in ("lr", "epochs", "batch") and local[key] == 0):
-            raise SpecError(f"--set {path}: must be positive, got '{value}'")
+            raise SpecError(f"must be positive, got '{value}'", option=f"set {path}")
         if key == "momentum" and local[key] >= 1:
-            raise SpecError(f"--set {path}: expected 0 to below 1, got '{value}'")
+            raise SpecError(f"expected 0 to below 1, got '{value}'", option=f"set {path}")
     return local
 
 
 def _are_labels(labels: str | None) -> bool:
     if labels is not None and not re.fullmatch(r"\s*\d+\s*(,\s*\d+\s*)*", labels):
-        raise SpecError(f"--labels: expected whole numbers such as 3,1, got '{labels}'")
+        raise SpecError(f"expected whole numbers such as 3,1, got '{labels}'", option="labels")
     return True
 
 
 def _shape(text: str) -> tuple[int, int, int]:
     match = re.fullmatch(r"(\d{1,2})x(\d{1,4})x(\d{1,4})", text)
     if match is None or match[2] != match[3] or match[1] not in ("1", "3"):
-        raise SpecError(f"--shape: expected 1 or 3 channels and a square, such as 3x32x32, got '{text}'")
+        raise SpecError(f"expected 1 or 3 channels and a square, such as 3x32x32, got '{text}'", option="shape")
     return int(match[1]), int(match[2]), int(match[3])

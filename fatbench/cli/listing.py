@@ -49,7 +49,7 @@ def list_(
         raise SpecError(f"no kind of thing is named '{kind}'{did_you_mean(kind, KINDS)}")
     known_format(format, FORMATS if kind == "papers" else FORMATS[:2])
     if every and kind != "suites":
-        raise SpecError("--all: only of suites")
+        raise SpecError("only of suites", option="all")
     if kind == "suites":
         _suites(of or [], every, format)
     elif kind == "models":
@@ -77,7 +77,7 @@ def _suites(names: list[str], every: bool, format: str) -> None:
         )
     for row in all_rows:
         if "error" in row:
-            print(f"fatbench: {explain(row['error'])}", file=sys.stderr)
+            print(f"fatbench: {explain(row['error']).at_terminal()}", file=sys.stderr)
     if format == "json":
         print_json({"suites": rows})
     else:
@@ -168,9 +168,9 @@ def fetch(
     published, root = (*catalogue.CATALOGUE, *weights.WEIGHTS), settings.data_folder()
     networks = [name for name in names if name not in published and ("/" in name or output is not None)]
     if output is not None and len(names) > 1:
-        raise SpecError(f"-o {output}: is one file, for the network of one NAME; got {len(names)}")
+        raise SpecError(f"is one file, for the network of one NAME; got {len(names)}", option=f"o {output}")
     if output is not None and not networks:
-        raise SpecError(f"-o: {names[0]} goes to the folder of the data sets, {root} (--data)")
+        raise SpecError(f"{names[0]} goes to the folder of the data sets, {root} (--data)", option="o")
     failures = 0
     for name in names:
         if name in networks:

@@ -88,7 +88,7 @@ def new(
         raise SpecError(f"no kind is named '{kind}'{did_you_mean(kind, CHANGES)}")
     if kind == "suite":
         if beside is not None:
-            raise SpecError("--beside: not with the kind suite; write 'extends: SUITE' in the file")
+            raise SpecError("not with the kind suite; write 'extends: SUITE' in the file", option="beside")
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
             raise SpecError(f"'{name}' cannot be a file name: use letters, digits, '.', '_' and '-'")
     else:
@@ -128,12 +128,12 @@ def new(
 def _suite_in(file: Path) -> str:
     """The suite whose cells a file of results has. SpecError: there is no such file, or it has several suites."""
     if not file.is_file():
-        raise SpecError(f"--beside: no such file: {file}")
+        raise SpecError(f"no such file: {file}", option="beside")
     with packed.read_text(file) as lines:
         cells = [json.loads(line) for line in lines if line.startswith('{"cell"')]
     suites = sorted({str(run["suite"]) for cell in cells for run in cell.get("runs", ()) if run.get("suite")})
     if len(suites) != 1:
-        raise SpecError(f"--beside {file}: expected the cells of one suite, got {', '.join(suites) or 'none'}")
+        raise SpecError(f"expected the cells of one suite, got {', '.join(suites) or 'none'}", option=f"beside {file}")
     return suites[0]
 
 
@@ -147,7 +147,7 @@ def _suite_beside(kind: str, name: str, suite_name: str) -> tuple[str, str]:
 
     base, settings = files.split_settings(suite_name)
     if settings:
-        raise SpecError(f"--beside {suite_name}: name the suite alone, without {', '.join(settings)}")
+        raise SpecError(f"name the suite alone, without {', '.join(settings)}", option=f"beside {suite_name}")
     return beside.text_of(kind, name, files.load(base), base)
 
 

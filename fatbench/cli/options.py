@@ -33,9 +33,9 @@ def output_folder(output: Path | None) -> Path | None:
         try:
             is_other = output.exists() and not output.is_dir()
         except OSError as error:  # a name that is too long
-            raise SpecError(f"-o {str(output)[:60]}: {error.strerror}") from None
+            raise SpecError(f"{error.strerror}", option=f"o {str(output)[:60]}") from None
         if is_other or str(output) == "-" or hub.address(output) is not None:
-            raise SpecError(f"-o {output}: expected a folder, for several files are written")
+            raise SpecError("expected a folder, for several files are written", option=f"o {output}")
     return output
 
 
@@ -43,7 +43,7 @@ def precisions(text: str | None) -> tuple[str | None, str | None]:
     """Precision of training and of attacks: "tf32,fp32" has both, "bf16" the first alone. SpecError: it has more."""
     training, comma, attacks = (text or "").partition(",")
     if "," in attacks or (comma and not (training and attacks)):
-        raise SpecError(f"--precision: expected one, or two such as tf32,fp32, got '{text}'")
+        raise SpecError(f"expected one, or two such as tf32,fp32, got '{text}'", option="precision")
     return training.strip() or None, attacks.strip() or None
 
 

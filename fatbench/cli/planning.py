@@ -108,7 +108,7 @@ def _what_fits(budget: str | None, on: str | None, preset: str | None) -> None:
 
     seconds_allowed = None if budget is None else settings.seconds_of(budget)
     if budget is not None and seconds_allowed is None:
-        raise SpecError(f"--budget: expected a time such as 8h, 90m or 2d, got '{budget}'")
+        raise SpecError(f"expected a time such as 8h, 90m or 2d, got '{budget}'", option="budget")
     if on is None and (gpu := gpu_name(slots(None, None)[0])):
         on = known_gpu(gpu)
     with working("estimating every suite") as say:

@@ -109,7 +109,7 @@ def checkpoint(select: str) -> Checkpoint:
     from fatbench.suite import model
 
     if select not in model.CHECKPOINTS:
-        raise SpecError(f"--select: no checkpoint is named '{select}'{did_you_mean(select, model.CHECKPOINTS)}")
+        raise SpecError(f"no checkpoint is named '{select}'{did_you_mean(select, model.CHECKPOINTS)}", option="select")
     return cast("Checkpoint", select)
 
 
@@ -130,7 +130,7 @@ def _render_options(format: str, width: str | None) -> dict[str, str]:
         options |= {"spread": spread, "numbers": numbers}
     if width is not None:
         if format != "latex":
-            raise SpecError(f"--width {width}: only latex has a width, not {format}")
+            raise SpecError(f"only latex has a width, not {format}", option=f"width {width}")
         width_of(width)
         options["width"] = width
     return {name: value for name, value in options.items() if value is not None}

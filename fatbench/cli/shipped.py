@@ -55,7 +55,7 @@ def take_rows(name: str, cell_filter: str, rows: Sequence[Path]) -> None:
             try:
                 plans[preset] = suite.plan(preset)
             except FatbenchError as error:
-                print(f"fatbench: preset {preset} cannot run yet: {error}", file=sys.stderr)
+                print(f"fatbench: preset {preset} cannot run yet: {error.at_terminal()}", file=sys.stderr)
         parent_suite = files.load(extended)
         cells = {cell.id for preset in parent_suite.presets() for cell in parent_suite.plan(preset).cells}
         row_files = list(rows) or files_of(cells)

@@ -183,7 +183,8 @@ def _show_artifacts(cell: str, round: int | None, folder: Path, format: str) -> 
         raise NothingMatched(f"cell {id} kept no artifacts, or they are not on this machine: {files / 'artifacts'}")
     if round is not None and round not in kept_rounds:
         raise SpecError(
-            f"--round: cell {id} kept no artifacts of round {round}{did_you_mean(str(round), map(str, kept_rounds))}"
+            f"cell {id} kept no artifacts of round {round}{did_you_mean(str(round), map(str, kept_rounds))}",
+            option="round",
         )
     round = round or max(kept_rounds)
     tensors = artifacts.load(kept_rounds[round], digests.get(kept_rounds[round].relative_to(files).as_posix()))

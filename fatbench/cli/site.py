@@ -52,7 +52,7 @@ def site(
     if missing_file := next((file for file in files if not whole_file.regular(file).is_file()), None):
         raise SpecError(f"no such file: {missing_file}")
     if watch and files:
-        raise SpecError(f"--watch: {files[0]} is a file of results; cells run in a database (--db)")
+        raise SpecError(f"{files[0]} is a file of results; cells run in a database (--db)", option="watch")
     images = next(filter(Path.is_dir, [*(file.parent / "figures" for file in files), FIGURES]), None)
     idle = 0
     while True:

@@ -31,7 +31,7 @@ def exact(device: torch.device, precision: Precision, strict: bool = True) -> No
     Raises MachineError if this machine has no TF32.
     """
     if precision == "tf32" and (device.type != "cuda" or torch.cuda.get_device_capability(device) < (8, 0)):
-        raise MachineError("--precision tf32 needs an NVIDIA GPU (Ampere or newer); use fp32 or bf16")
+        raise MachineError(" tf32 needs an NVIDIA GPU (Ampere or newer); use fp32 or bf16", option="precision")
     if device.type != "cuda":
         return
     if device.index is not None:  # plain "cuda" is the current device already

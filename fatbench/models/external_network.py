@@ -141,7 +141,7 @@ def network(source: str, shape: tuple[int, int, int], classes: int) -> nn.Module
         return _from_timm(name, shape, classes)
     file, colon, function = source.rpartition(":")
     if not colon or not file.endswith(".py"):
-        raise SpecError(f"--model: expected timm/NAME or FILE.py:FUNCTION, got '{source}'")
+        raise SpecError(f"expected timm/NAME or FILE.py:FUNCTION, got '{source}'", option="model")
     return _with_weights(_from_python(Path(file), function), source, shape)
 
 
@@ -173,7 +173,8 @@ def full_name(source: str) -> str:
         candidates = _network_candidates(Path(source))
         if len(candidates) != 1:
             raise SpecError(
-                f"--model {source}: expected one network, not {', '.join(candidates) or 'none'}: {source}:FUNCTION"
+                f"expected one network, not {', '.join(candidates) or 'none'}: {source}:FUNCTION",
+                option=f"model {source}",
             )
         return f"{source}:{candidates[0]}"
     if re.fullmatch(r"[A-Za-z]\w*", source):
@@ -202,21 +203,21 @@ def _from_timm(name: str, shape: tuple[int, int, int], classes: int) -> nn.Modul
     import timm
 
     if not timm.is_model(name):
-        raise SpecError(f"--model: timm has no network '{name}'{did_you_mean(name, timm.list_models())}")
+        raise SpecError(f"timm has no network '{name}'{did_you_mean(name, timm.list_models())}", option="model")
     try:
         network: nn.Module = timm.create_model(name, pretrained=False, num_classes=classes, in_chans=shape[0])
     except Exception as error:  # networks raise all kinds of errors for unsupported channels
-        raise MachineError(f"--model: timm cannot build {name}: {first_line(error)}") from error
+        raise MachineError(f"timm cannot build {name}: {first_line(error)}", option="model") from error
     return network
 
 
 def _from_python(file: Path, function: str) -> nn.Module:
     if not file.is_file():
-        raise SpecError(f"--model: no such file: {file}")
+        raise SpecError(f"no such file: {file}", option="model")
     try:
         neighbours = OwnModules(file)
     except SpecError as error:
-        raise SpecError(f"--model: {error}") from None
+        raise SpecError(f"{error}", option="model") from None
     except Exception as error:
         raise _error_of_source(str(file), error) from error
     with neighbours.importable():
@@ -227,20 +228,22 @@ def _from_python(file: Path, function: str) -> nn.Module:
         make = getattr(module, function, None)
         if not callable(make):
             callables = [name for name, value in vars(module).items() if callable(value) and not name.startswith("_")]
-            raise SpecError(f"--model: {file} has no function '{function}'{did_you_mean(function, callables)}")
+            raise SpecError(f"{file} has no function '{function}'{did_you_mean(function, callables)}", option="model")
         try:
             network = make()
         except Exception as error:
             raise _error_of_source(f"{file}:{function}()", error) from error
     if not isinstance(network, nn.Module):
-        raise SpecError(f"--model: {file}:{function}() returned a {type(network).__name__}, not a torch.nn.Module")
+        raise SpecError(
+            f"{file}:{function}() returned a {type(network).__name__}, not a torch.nn.Module", option="model"
+        )
     if neighbours.imports_late():
         _with_neighbours(network, neighbours)
     return network
 
 
 def _error_of_source(source: str, error: Exception) -> MachineError:
-    return MachineError(f"--model: {source}: {type(error).__name__}: {first_line(error)}")
+    return MachineError(f"{source}: {type(error).__name__}: {first_line(error)}", option="model")
 
 
 def _with_neighbours(network: nn.Module, neighbours: OwnModules) -> None:

@@ -277,7 +277,7 @@ def compare(
     labels = {label(evaluation) for _, *both in measured for side in both for evaluation in side}
     for metric in metrics:
         if metric not in labels:
-            raise SpecError(f"--metric: nothing is measured as '{metric}'{did_you_mean_metric(metric, labels)}")
+            raise SpecError(f"nothing is measured as '{metric}'{did_you_mean_metric(metric, labels)}", option="metric")
     rows: dict[tuple[Place, str], tuple[dict[int, Measurement], ...]] = {}
     reasons: dict[Any, dict[inputs.Reason, None]] = {}
     for pair, *numbers in measured:

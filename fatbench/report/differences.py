@@ -54,11 +54,11 @@ def of_plan(
     baseline, or evaluates no such metric.
     """
     if plan.baseline is None:
-        raise SpecError(f"--differences: suite '{suite.name}' names no baseline (key 'baseline: LABEL')")
+        raise SpecError(f"suite '{suite.name}' names no baseline (key 'baseline: LABEL')", option="differences")
     metrics = plan.metrics()
     if metric not in metrics:
         hint = did_you_mean_metric(metric, metrics)
-        raise SpecError(f"--differences: suite '{suite.name}' evaluates no '{metric}'{hint}")
+        raise SpecError(f"suite '{suite.name}' evaluates no '{metric}'{hint}", option="differences")
     headings: dict[str, str] = {}  # those of the suite's first table that has the metric
     for heading, source in (item for table in suite.tables for item in table.values.items()):
         headings.setdefault(source, heading)

@@ -35,7 +35,7 @@ def evaluations(
     task = evaluate_external.task(replace(plan, cells=own_cells or plan.cells), None, attacks, n=n)
     for key, value in {"data": task.data, "test": task.test, "size": task.size}.items():
         if spec.get(key) != value:
-            raise SpecError(f"--like {plan.suite}: {key} is {value} there, and {spec.get(key)} of {file.name}")
+            raise SpecError(f"{key} is {value} there, and {spec.get(key)} of {file.name}", option=f"like {plan.suite}")
     return list(task.evaluations)
 
 

@@ -67,7 +67,7 @@ def task_like(plan: Plan, dataset: str | None = None) -> EvaluationTask:
     matching_cells = [cell for cell in plan.cells if dataset in (None, cell.spec["data"]["name"])]
     if not matching_cells:
         known_sets = ", ".join(sorted({cell.spec["data"]["name"] for cell in plan.cells}))
-        raise SpecError(f"--like {plan.suite}: no cell is on {dataset} (preset {plan.preset} has {known_sets})")
+        raise SpecError(f"no cell is on {dataset} (preset {plan.preset} has {known_sets})", option=f"like {plan.suite}")
     data, test, size = (matching_cells[0].spec[key] for key in ("data", "test", "size"))
     attacks: dict[str, Evaluation] = {}
     for cell in matching_cells:
@@ -77,8 +77,8 @@ def task_like(plan: Plan, dataset: str | None = None) -> EvaluationTask:
             attacks.get(label, evaluation) != evaluation for label, evaluation in cell_attacks.items()
         ):
             raise SpecError(
-                f"--like {plan.suite}: its cells differ in data, size or attacks: choose some by a filter "
-                "(-k, in Python `where`) or by the data set"
+                "its cells differ in data, size or attacks: choose some by a filter or by the data set",
+                option=f"like {plan.suite}",
             )
         attacks = {**attacks, **cell_attacks}
     return EvaluationTask(data, tuple(attacks.values()), test, size)
@@ -97,10 +97,13 @@ def task(
     """The images and attacks of a suite's cells or of a data set. SpecError: both are given, or neither."""
     if plan is not None:
         if attacks or n is not None or size is not None:
-            raise SpecError(f"--like {plan.suite} says which images and attacks; leave out --attack, --images and size")
+            raise SpecError(
+                " says which images and attacks; leave out attacks, their number of images and size",
+                option=f"like {plan.suite}",
+            )
         return task_like(plan, dataset)
     if dataset is None:
-        raise SpecError("name the data set with --dataset NAME, or a suite with --like SUITE")
+        raise SpecError("name the data set, or a suite to go by (like)", option="dataset")
     return EvaluationTask(
         dataset, external_models.evaluations(list(attacks or standard_attacks.DEFAULT), eps, n, batch), size=size
     )
@@ -127,7 +130,7 @@ def from_file(
     path, colon, function = network.rpartition(":")
     code = Path(path) if colon and path.endswith(".py") else None
     if code is not None and not code.is_file():
-        raise SpecError(f"--model: no such file: {code}")
+        raise SpecError(f"no such file: {code}", option="model")
     used_entry, other_entries = (entries[:1] or [""])[0], entries[1:]
     model = Model(
         name or file.name,
@@ -373,7 +376,7 @@ def _check_network(ready: Setup, description: Model) -> None:
         raise
     except Exception as error:  # any error of the network's own code
         line = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise SpecError(f"{description.network} does not take images of {shape} (see size, --mean): {line}") from None
+        raise SpecError(f"{description.network} does not take images of {shape} (see size, mean): {line}") from None
     if logits.shape != (1, ready.classes):
         output_shape = "x".join(map(str, logits.shape[1:])) or "one number"
         raise SpecError(

@@ -116,7 +116,7 @@ def speeds(cells: Iterable[Cell], gpu: str, precision: str, attacks: str | None,
     """
     settings.path(path)
     if gpu not in GPUS:
-        raise SpecError(f"--on: no GPU is known as '{gpu}'{did_you_mean(gpu, GPUS)}")
+        raise SpecError(f"no GPU is known as '{gpu}'{did_you_mean(gpu, GPUS)}", option="on")
     if precision == settings.AUTO:
         precision, attacks = "tf32", attacks or "fp32"
     attacks = attacks or precision

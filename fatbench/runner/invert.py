@@ -89,7 +89,7 @@ def load(task: InversionTask) -> CheckedUpdate:
         raise SpecError("say how many images are behind the update by --images N, or their labels by --labels 3,1")
     if bad_labels := [label for label in task.labels if not 0 <= label < task.classes]:
         raise SpecError(
-            f"--labels: {bad_labels[0]} is not one of {task.classes} classes (--classes), which count from 0"
+            f"{bad_labels[0]} is not one of {task.classes} classes (--classes), which count from 0", option="labels"
         )
     for file in (task.before, task.update):
         if not file.is_file():
@@ -194,7 +194,7 @@ def fitting(task: InversionTask, loaded: CheckedUpdate) -> list[calls.Call]:
             reads_of(INVERSIONS[attack_call["name"]]) if attack_call["name"] in INVERSIONS else None,
         )
         if obstacle and task.inversions:
-            raise SpecError(f"--inversion {attack_call['name']}: {obstacle}")
+            raise SpecError(f"{obstacle}", option=f"inversion {attack_call['name']}")
         if not obstacle:
             attack_calls.append(attack_call)
     if not attack_calls:
@@ -247,7 +247,7 @@ def invert(task: InversionTask, loaded: CheckedUpdate, attack_calls: Sequence[ca
             reconstruction = calls.build("Inversion", attack_call)([loaded.observed], loaded.model, task.shape, noise)
         except ValueError as error:
             if task.inversions:
-                raise SpecError(f"--inversion {attack_call['name']}: {error}") from None
+                raise SpecError(f"{error}", option=f"inversion {attack_call['name']}") from None
             continue
         labels_used = threats.uses_labels(attack_call)
         labels = ("given" if task.labels else "recovered") if labels_used else "unused"

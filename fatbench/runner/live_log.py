@@ -34,7 +34,7 @@ def add_writer(watch: Observer, options: RunOptions) -> Iterator[Observer]:
         return
     folder = settings.files_folder(settings.database(options.db))
     if name not in WRITERS:
-        raise SpecError(f"run.log: no writer is named '{name}'{did_you_mean(name, WRITERS)}")
+        raise SpecError(f"no writer is named '{name}'{did_you_mean(name, WRITERS)}", option="run.log")
     with WRITERS[name](folder) as open_writer:
         yield Both(watch, open_writer)
 
@@ -84,7 +84,7 @@ def tensorboard(folder: Path) -> Iterator[Callable[[Job], Write]]:
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
-        raise MachineError("run.log=tensorboard: pip install 'fatbench[tensorboard]'") from None
+        raise MachineError("pip install 'fatbench[tensorboard]'", option="run.log=tensorboard") from None
     with contextlib.ExitStack() as stack:
 
         def open_(job: Job) -> Write:
@@ -107,7 +107,7 @@ def wandb(folder: Path) -> Iterator[Callable[[Job], Write]]:
     try:
         import wandb as package
     except ImportError:
-        raise MachineError("run.log=wandb: pip install 'fatbench[wandb]'") from None
+        raise MachineError("pip install 'fatbench[wandb]'", option="run.log=wandb") from None
     folder.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:
 
@@ -130,7 +130,7 @@ def mlflow(folder: Path) -> Iterator[Callable[[Job], Write]]:
     try:
         import mlflow as package
     except ImportError:
-        raise MachineError("run.log=mlflow: pip install 'fatbench[mlflow]'") from None
+        raise MachineError("pip install 'fatbench[mlflow]'", option="run.log=mlflow") from None
     folder.mkdir(parents=True, exist_ok=True)
     own_uri = f"sqlite:///{(folder / 'mlflow.db').absolute()}"
     client: Any = package.MlflowClient(tracking_uri=os.environ.get("MLFLOW_TRACKING_URI", own_uri))

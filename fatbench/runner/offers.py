@@ -53,7 +53,7 @@ def offers(on: str | None, preset: str | None, say: Callable[[str], None], other
         known_presets = {preset_name for row in sizes.listing() for preset_name in row.get("presets", ())}
         known_presets |= {preset_name for name in own_names for preset_name in _presets(name)}
         if preset not in known_presets:
-            raise SpecError(f"--preset: no suite has a preset '{preset}'{did_you_mean(preset, known_presets)}")
+            raise SpecError(f"no suite has a preset '{preset}'{did_you_mean(preset, known_presets)}", option="preset")
     with opened(None, create=True) as store:
         measured_speeds = duration.speeds([] if store is None else timing.timed_runs(store))
         if on is None and measured_speeds == duration.Speeds():

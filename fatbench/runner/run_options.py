@@ -35,7 +35,7 @@ class RunOptions:
     def __post_init__(self) -> None:
         for name in ("jobs", "per_gpu", "microbatch"):
             if (value := getattr(self, name)) is not None:
-                object.__setattr__(self, name, whole(f"--{name.replace('_', '-')}", value, 1))
+                object.__setattr__(self, name, whole(name, value, 1))
 
 
 def run_options(**given: Any) -> RunOptions:

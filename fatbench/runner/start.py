@@ -247,12 +247,12 @@ def _check(options: RunOptions) -> None:
     """Raise SpecError for an option with an unknown value and for options that contradict each other."""
     executor, path = options.executor, _path(options)
     if executor not in EXECUTORS:
-        raise SpecError(f"--executor: no executor is named '{executor}'{did_you_mean(executor, EXECUTORS)}")
+        raise SpecError(f"no executor is named '{executor}'{did_you_mean(executor, EXECUTORS)}", option="executor")
     settings.precision(options.precision)
     settings.attack_precision(options.attack_precision)
     settings.path(path)
     if path == "graphs" and options.microbatch is not None:
-        raise SpecError(f"run.microbatch={options.microbatch} needs run.path=loop, and run.path={path} was given")
+        raise SpecError(f" needs path=loop, and path={path} was given", option=f"run.microbatch={options.microbatch}")
 
 
 def _path(options: RunOptions) -> str:

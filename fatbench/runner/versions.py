@@ -235,20 +235,23 @@ def lines(changes: Changed) -> list[str]:
     ]
 
 
-def explain(error: FatbenchError, db: str | None = None) -> str:
-    """An error's message; for an unknown name it adds the plug-in that defined it in earlier runs."""
+def explain(error: FatbenchError, db: str | None = None, option: str = "--plugin ") -> FatbenchError:
+    """The error; for an unknown name its message has the plug-in that defined it in earlier runs, too.
+
+    option: how that plug-in is given: in Python "plugins=".
+    """
     if not isinstance(error, UnknownName):
-        return str(error)
+        return error
     from fatbench.store.opening import opened
 
     with contextlib.suppress(FatbenchError), opened(db) as store:
         record = None if store is None else plugin_record(error.entry, store)
         if record is not None:
-            return (
-                f"{error}; runs in the database used the plug-in {inputs.describe(record)}:"
-                f" give --plugin {record['plugin']}, or list it under 'plugins' in the suite"
+            error.args = (
+                f"{error.args[0]}; runs in the database used the plug-in {inputs.describe(record)}:"
+                f" give {option}{record['plugin']}, or list it under 'plugins' in the suite",
             )
-    return str(error)
+    return error
 
 
 def plugin_record(entry: str, store: Store) -> dict[str, Any] | None:

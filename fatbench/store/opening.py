@@ -130,7 +130,7 @@ def cell_id(store: Store | None, begin: str, suites: Collection[str], db: Db) ->
         place, suite = shown_databases(db), next(iter(difflib.get_close_matches(begin, suites, 1)), "NAME")
         hint = f" (fatbench status {suite} lists the cells)"
         if store is None:
-            raise NothingMatched(f"no cell '{begin}': {place} does not exist; use --db or run a suite first{hint}")
+            raise NothingMatched(f"no cell '{begin}': {place} does not exist; run a suite first{hint}")
         if labelled := _labelled(store, begin):
             raise NothingMatched(f"no cell '{begin}' in {place}: {labelled}")
         raise NothingMatched(f"no cell '{begin}' in {place}{hint}")

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
-from fatbench.errors import SpecError
+from fatbench.errors import SpecError, about
 from fatbench.suite import calls, facts, signatures, standard_attacks
 from fatbench.suite.cells import Evaluation
 
@@ -46,13 +46,13 @@ class Model:
         for option, value, choices in (("outputs", self.outputs, Outputs), ("channels", self.channels, Channels)):
             if value not in get_args(choices):
                 *others, last = get_args(choices)
-                raise SpecError(f"--{option}: expected {', '.join(others)} or {last}, got '{value}'")
+                raise SpecError(f"expected {', '.join(others)} or {last}, got '{value}'", option=option)
         if bool(self.mean) != bool(self.std):
-            raise SpecError("--mean and --std go together")
+            raise SpecError(" and std go together", option="mean")
         if self.mean and len(self.mean) != len(self.std):
-            raise SpecError(f"--mean has {len(self.mean)} numbers, --std {len(self.std)}: give one per channel")
+            raise SpecError(f" has {len(self.mean)} numbers, std {len(self.std)}: give one per channel", option="mean")
         if any(not value > 0 for value in self.std):
-            raise SpecError(f"--std: expected numbers above 0, got {', '.join(map(str, self.std))}")
+            raise SpecError(f"expected numbers above 0, got {', '.join(map(str, self.std))}", option="std")
 
 
 def cell(model: Model, data: Any, test: int | None = None, size: int | None = None, seed: int = SEED) -> dict[str, Any]:
@@ -60,13 +60,14 @@ def cell(model: Model, data: Any, test: int | None = None, size: int | None = No
 
     data: a name or a mapping, as in a suite. SpecError for an unknown data set or setting, or too many images.
     """
-    checked = calls.check("Data", data, "--dataset")
+    with about("dataset"):
+        checked = calls.check_keys("Data", data)
     data_facts = facts.of_data(checked)
     if test and data_facts.test and test > data_facts.test and not data_facts.about:
         raise SpecError(f"{test} test images wanted, {checked['name']} has {data_facts.test}")
     channels = data_facts.channels
     if model.mean and channels and len(model.mean) not in (1, channels):
-        raise SpecError(f"--mean: {len(model.mean)} numbers for images of {channels} channels")
+        raise SpecError(f"{len(model.mean)} numbers for images of {channels} channels", option="mean")
     if model.channels == "bgr" and channels not in (None, 3):
         raise SpecError(f"channels bgr: images of {checked['name']} have {channels} channel")
     evaluated = {**asdict(model), "mean": list(model.mean), "std": list(model.std)}
@@ -118,13 +119,14 @@ def evaluations(
     for text in ["natural", *texts]:
         label, spec = read_attack(text, eps) if isinstance(text, str) else _parse_pair(*text, eps)
         spec = _with_radius(spec, eps, is_bare=isinstance(text, str) and not text.rstrip().endswith("}"))
-        attack = calls.check("Attack", spec, f"--attack {text if isinstance(text, str) else spec['name']}")
+        with about(f"attack {text if isinstance(text, str) else spec['name']}"):
+            attack = calls.check_keys("Attack", spec)
         name = label or _label(attack)
         if not re.fullmatch(r"[a-z_][a-z0-9_]*", name):
-            raise SpecError(f"--attack: '{name}' is no name of a metric: expected letters a to z, digits and _")
+            raise SpecError(f"'{name}' is no name of a metric: expected letters a to z, digits and _", option="attack")
         if name in evaluation_by_name and evaluation_by_name[name].attack != attack:
             how = f"write {name}_2={text}" if isinstance(text, str) else f"name them, {{'{name}_2': ...}}"
-            raise SpecError(f"--attack: two attacks are called '{name}': {how}")
+            raise SpecError(f"two attacks are called '{name}': {how}", option="attack")
         evaluation_by_name[name] = Evaluation(name, attack, n, batch)
     return tuple(evaluation_by_name.values())
 
@@ -170,7 +172,7 @@ def read_attack(text: str, eps: str | float) -> tuple[str, Any]:
         name, attack_names = attack_text.strip(), [*settings, *signatures.names("Attack")]
         if name not in attack_names:
             hint = standard_attacks.did_you_mean_metric(name, attack_names)
-            raise SpecError(f"--attack: no attack is named '{name}'{hint}")
+            raise SpecError(f"no attack is named '{name}'{hint}", option="attack")
         return label.strip(), settings.get(name, {"name": name})
     from ruamel.yaml import YAML
     from ruamel.yaml.error import YAMLError
@@ -179,8 +181,10 @@ def read_attack(text: str, eps: str | float) -> tuple[str, Any]:
         mapping = YAML(typ="safe", pure=True).load(attack_text)
     except YAMLError:
         raise SpecError(
-            f"--attack: cannot read '{attack_text}' as a mapping such as {{name: fgsm, eps: 8/255}}"
+            f"cannot read '{attack_text}' as a mapping such as {{name: fgsm, eps: 8/255}}", option="attack"
         ) from None
     if any(":" in str(key) for key in mapping):
-        raise SpecError(f"--attack: '{attack_text}' needs a space after each colon, as in {{name: fgsm, eps: 8/255}}")
+        raise SpecError(
+            f"'{attack_text}' needs a space after each colon, as in {{name: fgsm, eps: 8/255}}", option="attack"
+        )
     return label.strip(), mapping

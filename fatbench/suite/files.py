@@ -196,7 +196,9 @@ def override_settings(suite: Suite, settings: Sequence[str]) -> Suite:
         if key not in cell_settings and (
             paths := [path for path in _paths(suite.contents.base) if path.endswith(f".{key}")]
         ):
-            raise SpecError(f"--set {setting}: a cell has no setting '{key}' (did you mean '{paths[0]}={value}'?)")
+            raise SpecError(
+                f"a cell has no setting '{key}' (did you mean '{paths[0]}={value}'?)", option=f"set {setting}"
+            )
     contents = suite.contents.model_copy(
         update={"name": "+".join([suite.name, *settings]), "title": f"{suite.title}, {', '.join(settings)}"}
     )
@@ -217,7 +219,7 @@ def _nested(setting: str) -> Tree:
     value: Any = trees.parse(f"value: {text}", Path("--set")).get("value")
     for key in reversed(path.split(".")):
         if not key:
-            raise SpecError(f"--set: expected a setting such as algorithm.local.lr=0.02, got '{setting}'")
+            raise SpecError(f"expected a setting such as algorithm.local.lr=0.02, got '{setting}'", option="set")
         value = {key: value}
     return dict(value)
 
@@ -226,7 +228,7 @@ def name_with_settings(name: str, settings: Sequence[str] | None) -> str:
     """A suite's name with the texts of `--set`: "tiny+train=60". SpecError for a text that is no setting."""
     for setting in settings or ():
         if not SETTING.match(f"+{setting}"):
-            raise SpecError(f"--set: expected a setting such as algorithm.local.lr=0.02, got '{setting}'")
+            raise SpecError(f"expected a setting such as algorithm.local.lr=0.02, got '{setting}'", option="set")
     return "+".join([name, *(settings or ())])
 
 

@@ -36,13 +36,14 @@ def select(plan: Plan, where: str) -> Plan:
     fact_names = functools.cache(lambda: {name for cell_facts in facts for name in cell_facts})
     cells = [cell for cell, cell_facts in zip(plan.cells, facts, strict=True) if test(cell_facts, fact_names)]
     if not cells:
-        text = f"-k '{where}' matches none of the {len(plan.unique())} cells of '{plan.suite}'"
-        raise NothingMatched(text + _unmatched_text(facts, comparisons))
+        text = f" matches none of the {len(plan.unique())} cells of '{plan.suite}'"
+        raise NothingMatched(text + _unmatched_text(facts, comparisons), option=f"k '{where}'")
     # a number, or "none", may be a value that only other presets have
     if misspelt := _unmatched_text(
         facts, [(name, value) for name, value in comparisons if not (value == "none" or _is_number(value))]
     ):
-        raise SpecError(f"-k '{where}'{misspelt}")  # or a misspelt label of `in [...]` would select nothing unseen
+        # or a misspelt label of `in [...]` would select nothing unseen
+        raise SpecError(misspelt.removeprefix(": "), option=f"k '{where}'")
     return replace(plan, cells=cells, where=where)
 
 
@@ -127,7 +128,7 @@ def _parse_filter(text: str) -> tuple[Any, list[tuple[str, str]]]:
     while text[position:].strip():
         match = _TOKEN.match(text, position)
         if not match:
-            raise SpecError(f"-k: cannot read '{text[position:].strip()}' in '{text}'")
+            raise SpecError(f"cannot read '{text[position:].strip()}' in '{text}'", option="k")
         tokens.append(match.group().strip())
         position = match.end()
     tokens.append("")  # the end, so that reading one token ahead needs no test
@@ -135,7 +136,7 @@ def _parse_filter(text: str) -> tuple[Any, list[tuple[str, str]]]:
 
     def fail(problem: str, hint: str = "") -> SpecError:
         example = "write for example: model=nin and method in [FAT, 'SFAT (released)']"
-        return SpecError(f"-k: {problem} in '{text}'{hint} ({example})")
+        return SpecError(f"{problem} in '{text}'{hint} ({example})", option="k")
 
     def chain(word: str, read_term: Callable[[], Any], decides: bool) -> Any:
         """Terms joined by "and" or "or": the first equal to `decides` decides, in one call for any number of terms."""
@@ -167,7 +168,7 @@ def _parse_filter(text: str) -> tuple[Any, list[tuple[str, str]]]:
             return comparison()
         depth += 1
         if depth > _MAX_DEPTH:
-            raise SpecError(f"-k: nested too deeply: '{text[:60]}...'")
+            raise SpecError(f"nested too deeply: '{text[:60]}...'", option="k")
         if tokens.pop(0) == "(":
             test = disjunction()
             if tokens.pop(0) != ")":
@@ -210,7 +211,7 @@ def _parse_filter(text: str) -> tuple[Any, list[tuple[str, str]]]:
         def test(facts: dict[str, str], fact_names: Callable[[], set[str]]) -> bool:
             if name not in facts and name not in fact_names():
                 plain_names = [k for k in fact_names() if "." not in k]
-                raise SpecError(f"-k: no cell has '{name}'{did_you_mean(name, plain_names)}")
+                raise SpecError(f"no cell has '{name}'{did_you_mean(name, plain_names)}", option="k")
             if name not in facts:  # another cell has it: what is absent differs from every value
                 return op == "!="
             if name == "cell":  # the first letters of an id do

@@ -193,7 +193,7 @@ class Expansion:
             raise SpecError(f"{suite.file}: preset '{self.name}' leaves the grid empty")
         if self.attacks and not any(cell.evaluations for cell in planned):
             where = f"suite '{suite.name}', preset '{self.name}',"
-            raise SpecError(f"--attack: {where} evaluates no model on test images")
+            raise SpecError(f"{where} evaluates no model on test images", option="attack")
         if evaluate_by_cell:
             planned = self._with_transfers(planned, evaluate_by_cell)
         checkpoints: list[str] = [*self.evaluate.checkpoints]

@@ -155,9 +155,9 @@ def _demand_labels(value: dict[str, Any]) -> dict[str, Any]:
 def _seeds(value: Any) -> list[int]:
     if isinstance(value, str):
         try:
-            return parse_seeds(value, "")
+            return parse_seeds(value)
         except SpecError as error:
-            raise ValueError(str(error).removeprefix(": ")) from None
+            raise ValueError(error.args[0]) from None
     if not (isinstance(value, list) and value and all(type(seed) is int and seed >= 0 for seed in value)):
         raise ValueError(f'expected seeds such as [6, 7] or "0-4", got {value!r}')
     if len(set(value)) != len(value):

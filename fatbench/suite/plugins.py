@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fatbench import settings
-from fatbench.errors import SpecError
+from fatbench.errors import SpecError, about
 from fatbench.suite import calls, reached, registered, signatures, sources
 from fatbench.suite.calls import Call, call
 
@@ -56,8 +56,11 @@ def load(files: Iterable[Path] = ()) -> None:
             signatures.add_installed(file.resolve(), functools.partial(_report_left_out, location))
         except (SpecError, ImportError, ValueError) as error:
             _report_left_out(location, error)
-    for location, file in [*settings.plugins(), *(("--plugin", file) for file in files)]:
+    for location, file in settings.plugins():
         add(file, location)
+    for file in files:
+        with about("plugin"):
+            add(file, "")
     for file in edited:
         add(file, "")
 

@@ -113,9 +113,9 @@ def table_of(suite: Suite, id: str | None) -> Table:
     """The table of this id, or the only one; SpecError without one, or if it already has published numbers."""
     tables = {table.id: table for table in suite.tables}
     if id is None and len(tables) != 1:
-        raise SpecError(f"--table: {suite.file} has {len(tables)} tables: {', '.join(tables) or 'none'}")
+        raise SpecError(f"{suite.file} has {len(tables)} tables: {', '.join(tables) or 'none'}", option="table")
     if id is not None and id not in tables:
-        raise SpecError(f"--table: {suite.file} has no table '{id}'{did_you_mean(id, tables)}")
+        raise SpecError(f"{suite.file} has no table '{id}'{did_you_mean(id, tables)}", option="table")
     table = tables[id or next(iter(tables))]
     if table.reference is not None:
         raise SpecError(f"{suite.file}: table {table.id} has published numbers already: {table.reference.file}")

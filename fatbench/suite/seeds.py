@@ -10,16 +10,16 @@ from fatbench.errors import SpecError
 SEEDS = 100_000  # the most of a list
 
 
-def parse_seeds(text: str, location: str = "--seeds") -> list[int]:
+def parse_seeds(text: str) -> list[int]:
     """The seeds of a text such as "0-4", "6,7" or "3"; SpecError for any other text."""
     seeds: list[int] = []
     for range_text in text.split(","):
         match = re.fullmatch(r"\s*([0-9]{1,18})(?:\s*-\s*([0-9]{1,18}))?\s*", range_text)
         if not match or (match[2] and int(match[2]) < int(match[1])):
-            raise SpecError(f"{location}: expected seeds such as 0-4 or 6,7, got '{text[:60]}'")
+            raise SpecError(f"expected seeds such as 0-4 or 6,7, got '{text[:60]}'", option="seeds")
         seed_range = range(int(match[1]), int(match[2] or match[1]) + 1)
         if len(seeds) + len(seed_range) > SEEDS:
-            raise SpecError(f"{location}: more than {SEEDS} seeds: '{text[:60]}'")
+            raise SpecError(f"more than {SEEDS} seeds: '{text[:60]}'", option="seeds")
         seeds += seed_range
     return list(dict.fromkeys(seeds))
 

@@ -45,7 +45,7 @@ def strength(metric: str) -> int:
     return DEFAULT.index(metric) if metric in DEFAULT else len(DEFAULT)
 
 
-def settings(eps: str | float, location: str = "--eps") -> dict[str, dict[str, Any]]:
+def settings(eps: str | float) -> dict[str, dict[str, Any]]:
     """name -> settings of each attack at a radius such as "8/255" or 0.1; pgd20 and cw take steps of eps / 4.
 
     SpecError for a radius outside the pixel range.
@@ -56,7 +56,7 @@ def settings(eps: str | float, location: str = "--eps") -> dict[str, dict[str, A
         radius = -1.0
     if not 0 <= radius <= 1:
         raise SpecError(
-            f"{location}: expected a part of the pixel range such as 8/255 or 0.03 (and not 8), got '{eps}'"
+            f"expected a part of the pixel range such as 8/255 or 0.03 (and not 8), got '{eps}'", option="eps"
         )
     step: Any = radius / 4
     eps_value: Any = radius
@@ -78,4 +78,4 @@ def demand_known(added_labels: Sequence[str], suite_labels: Collection[str]) -> 
     for label in added_labels:
         if label not in TITLES and label not in suite_labels:
             hint = did_you_mean_metric(label, [*TITLES, *suite_labels])
-            raise SpecError(f"--attack: no attack is named '{label}'{hint}")
+            raise SpecError(f"no attack is named '{label}'{hint}", option="attack")

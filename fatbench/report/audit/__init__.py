@@ -112,7 +112,7 @@ def audit(longs: Iterable[Long], spread: float | None = None, replies: Mapping[s
     SpecError: the spread is not positive, or there is no number.
     """
     if spread is not None and not 0 < spread < float("inf"):
-        raise SpecError(f"--spread: expected a positive number of points, got {spread:g}")
+        raise SpecError(f"expected a positive number of points, got {spread:g}", option="spread")
     longs = list(longs)
     numbers = pandas.concat([long.numbers for long in longs], ignore_index=True)
     if numbers.empty:

@@ -303,7 +303,7 @@ def _field(head: str) -> str:
 def _label_columns(heads: list[str], columns: list[tuple[str, ...]], known: Known, name: str) -> dict[int, str]:
     """Column -> its field; "setting" for labels of no other field."""
     if known.method and known.method not in heads:
-        raise SpecError(f"--method: {name} has no column '{known.method}'{did_you_mean(known.method, heads)}")
+        raise SpecError(f"{name} has no column '{known.method}'{did_you_mean(known.method, heads)}", option="method")
     accuracies = [
         column for column, head in enumerate(heads)
         if not _field(head) and (parsed := head_of(head, known.attacks)) and (parsed.attack or parsed.dataset)

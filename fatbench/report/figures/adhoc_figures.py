@@ -98,11 +98,12 @@ def figure(suite: Suite, plan: Plan, store: Store | None, x: str | None, y: Sequ
     settings = {RADIUS, *available.swept.values()} - {"", *axes}
     if x not in (ROUND, *axes, *settings, *INDICES):
         raise SpecError(
-            f"--x: '{x}' is neither round, eps, client nor an axis{did_you_mean(x, (ROUND, *settings, INDEX, *axes))}"
+            f"'{x}' is neither round, eps, client nor an axis{did_you_mean(x, (ROUND, *settings, INDEX, *axes))}",
+            option="x",
         )
     for axis in by:
         if axis not in axes:
-            raise SpecError(f"--by: no axis is named '{axis}'{did_you_mean(axis, axes)}")
+            raise SpecError(f"no axis is named '{axis}'{did_you_mean(axis, axes)}", option="by")
     metric_names = list(y) or _default_names(x, axes, available)
     sources = {name: _source(name, x, axes, available) for name in metric_names}
     varying = [axis for axis in axes if len({cell.key.get(axis, "") for cell in plan.cells}) > 1 and axis != x]
@@ -123,7 +124,7 @@ def figure(suite: Suite, plan: Plan, store: Store | None, x: str | None, y: Sequ
         "series": sources,
         "note": _note(metric_names, sources),
     }
-    return model.read(Figure, node, "--x, --metric, --by", axes=suite.contents.axes, folders=[])
+    return model.read(Figure, node, "x, metric, by", axes=suite.contents.axes, folders=[])
 
 
 def _default_names(x: str, axes: dict[str, list[str]], available: AvailableMetrics) -> list[str]:
@@ -141,7 +142,7 @@ def _source(name: str, x: str, axes: dict[str, list[str]], available: AvailableM
     """The source of a figure's series for a number. SpecError: the number is not known, or not over this x."""
     metric, bracket, _ = name.partition("[")
     if metric not in available.names:
-        raise SpecError(f"--metric: no number is named '{name}'{did_you_mean(metric, available.names)}")
+        raise SpecError(f"no number is named '{name}'{did_you_mean(metric, available.names)}", option="metric")
     if x in axes:
         if metric in (*available.evaluated, *available.swept):
             return name
@@ -151,12 +152,13 @@ def _source(name: str, x: str, axes: dict[str, list[str]], available: AvailableM
         if metric not in swept_metrics:
             values_name = "radii" if x == RADIUS else f"values of {x}"
             remark = f"these are: {', '.join(swept_metrics)}" if swept_metrics else "no attack of this suite is"
-            raise SpecError(f"--metric: '{name}' is not evaluated at a list of {values_name}; {remark}")
+            raise SpecError(f"'{name}' is not evaluated at a list of {values_name}; {remark}", option="metric")
         return name
     if x in INDICES:
         if metric not in available.indexed:
             raise SpecError(
-                f"--metric: '{name}' is not logged for each client or class; those are: {', '.join(available.indexed)}"
+                f"'{name}' is not logged for each client or class; those are: {', '.join(available.indexed)}",
+                option="metric",
             )
         return f"train:{metric}[*]"
     if bracket:
@@ -168,8 +170,9 @@ def _source(name: str, x: str, axes: dict[str, list[str]], available: AvailableM
     if metric in available.monitors:
         return "train:natural" if metric == "natural" else "train:monitor"
     raise SpecError(
-        f"--metric: '{name}' is measured on the final model, not in each round: give --x {next(iter(axes), ROUND)}, or"
-        f" one of {', '.join(dict.fromkeys([*available.monitors, *available.overall]))}"
+        f"'{name}' is measured on the final model, not in each round: take x from {next(iter(axes), ROUND)}, or"
+        f" one of {', '.join(dict.fromkeys([*available.monitors, *available.overall]))}",
+        option="metric",
     )
 
 

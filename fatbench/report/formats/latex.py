@@ -76,7 +76,7 @@ def width_of(width: str) -> Width:
         points = 0.0
     if not 100 <= points <= 1000:
         choices = f"{', '.join(WIDTHS)} or points from 100 to 1000"
-        raise SpecError(f"--width: expected {choices}, got '{width}'{did_you_mean(width, WIDTHS)}")
+        raise SpecError(f"expected {choices}, got '{width}'{did_you_mean(width, WIDTHS)}", option="width")
     return Width(int(points / POINTS), points=points)
 
 

@@ -43,11 +43,12 @@ def combine(
         )
         if match is None or not {*metrics, *radii}.issuperset(source_metrics):
             raise SpecError(
-                f"--metric: no axis or metric is named '{source}'{did_you_mean_metric(source, [*axes, *metrics])}"
+                f"no axis or metric is named '{source}'{did_you_mean_metric(source, [*axes, *metrics])}",
+                option="metric",
             )
     for axis in rows:
         if axis not in axes:
-            raise SpecError(f"--by: no axis is named '{axis}'{did_you_mean(axis, axes)}")
+            raise SpecError(f"no axis is named '{axis}'{did_you_mean(axis, axes)}", option="by")
     row_axes = list(rows) or [axis for axis in axes if axis not in across_axes]
     names_suite = SUITE in (*row_axes, *across_axes)
     cells: dict[object, Cell] = {}
@@ -61,7 +62,7 @@ def combine(
     presets = list(dict.fromkeys(plan.preset for _, plan in suite_plans))
     values = headings(sources or metrics)
     node = {"id": "combined", "title": name, "rows": row_axes, "across": across_axes, "values": values}
-    table = model.read(Table, node, "--by, --metric", axes=axes, folders=[])
+    table = model.read(Table, node, "by, metric", axes=axes, folders=[])
     contents = suite_plans[0][0].contents.model_copy(update={"name": name, "tables": [table], "figures": []})
     checkpoints = [
         item for item in suite_plans[0][1].checkpoints if all(item in plan.checkpoints for _, plan in suite_plans)

@@ -295,7 +295,7 @@ def sorted_by(grids: Sequence[Sheet], column_name: str) -> list[Sheet]:
     names = [[(column.heading.lower(), column.metric.lower()) for column in grid.columns] for grid in grids]
     known = dict.fromkeys(name for of_grid in names for of_column in of_grid for name in of_column)
     if grids and wanted not in known:
-        raise SpecError(f"--sort: no table has a column '{column_name}'{did_you_mean(wanted, known)}")
+        raise SpecError(f"no table has a column '{column_name}'{did_you_mean(wanted, known)}", option="sort")
     sorted_grids = []
     for grid, of_grid in zip(grids, names, strict=True):
         position = next((c for c, of_column in enumerate(of_grid) if wanted in of_column), None)

@@ -48,7 +48,7 @@ def device_and_jobs(device: str | None, jobs: int | None) -> tuple[str, int | No
     if device_name not in ("auto", "cpu", "cuda"):
         kind, _, numbers = device_name.partition(":")
         if kind != "cuda" or not all(gpu_number.isdecimal() for gpu_number in numbers.split(",")):
-            raise SpecError(f"--device: expected auto, cpu, cuda or cuda:0,1, got '{device_name}'")
+            raise SpecError(f"expected auto, cpu, cuda or cuda:0,1, got '{device_name}'", option="device")
     if jobs is None and (number := settings.setting("run.jobs")):
         if not number.isdecimal() or int(number) < 1:
             raise SpecError(f"jobs: expected a number of cells in parallel, got '{number}'")

@@ -59,7 +59,8 @@ def slots(device: str | None, jobs: int | None, per_gpu: int | Mapping[int, int]
     gpus = [int(gpu_number) for gpu_number in numbers.split(",")] if numbers else list(range(gpus_here)) or [0]
     if absent_gpus := [gpu for gpu in gpus if gpu >= gpus_here]:
         raise MachineError(
-            f"--device {device_name}: there is no GPU {absent_gpus[0]} here ({gpus_here} found; fatbench doctor)"
+            f"there is no GPU {absent_gpus[0]} here ({gpus_here} found; fatbench doctor)",
+            option=f"device {device_name}",
         )
     fit = {gpu: per_gpu if isinstance(per_gpu, int) else per_gpu.get(gpu, 1) for gpu in gpus}
     return [f"cuda:{gpu}" for turn in range(max(fit.values())) for gpu in gpus if turn < fit[gpu]][:jobs]

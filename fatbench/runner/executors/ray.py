@@ -40,7 +40,7 @@ def slots(device: str | None, jobs: int | None, per_gpu: int, url: str) -> list[
     device_name, jobs = device_and_jobs(device, jobs)
     if ":" in device_name:
         raise SpecError(
-            f"--device {device_name}: Ray chooses the GPUs; give cuda (CUDA_VISIBLE_DEVICES hides the others)"
+            "Ray chooses the GPUs; give cuda (CUDA_VISIBLE_DEVICES hides the others)", option=f"device {device_name}"
         )
     if not (_address() or ray.is_initialized()):
         return local.slots(device_name, jobs, per_gpu)
@@ -55,7 +55,7 @@ def slots(device: str | None, jobs: int | None, per_gpu: int, url: str) -> list[
         )
     gpus, cores = int(resources.get("GPU", 0)), int(resources.get("CPU", 0))
     if device_name == "cuda" and not gpus:
-        raise MachineError("--device cuda: the Ray cluster has no GPU")
+        raise MachineError("the Ray cluster has no GPU", option="device cuda")
     if gpus and device_name != "cpu":
         return [f"cuda:{gpu}" for _ in range(per_gpu) for gpu in range(gpus)][:jobs]
     return ["cpu"] * (jobs or max(cores, 1))
@@ -262,7 +262,7 @@ def _package() -> Any:
     try:
         import ray
     except ModuleNotFoundError:
-        raise SpecError("--executor ray needs Ray: pip install 'fatbench[ray]'") from None
+        raise SpecError(" needs Ray: pip install 'fatbench[ray]'", option="executor ray") from None
     return ray
 
 

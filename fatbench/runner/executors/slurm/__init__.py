@@ -48,7 +48,7 @@ def slots(device: str | None, jobs: int | None, per_gpu: int, url: str) -> list[
     table.of_attacks(slurm_table)
     device_name, usual = device_and_jobs(device, jobs)
     if ":" in device_name:
-        raise SpecError(f"--device {device_name}: SLURM chooses the GPUs; give cuda")
+        raise SpecError("SLURM chooses the GPUs; give cuda", option=f"device {device_name}")
     if shutil.which("sbatch") is None:
         raise MachineError("no sbatch here: --executor slurm runs where jobs are submitted, or in a SLURM job")
     database = Database(url)
