@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fatbench.store import jsonl, records
-from fatbench.store.document import Cell, as_line, digest, document, sealed
+from fatbench.store.document import Cell, ExchangeError, as_line, digest, document, sealed
 from fatbench.store.merge import contradiction, is_further, merge
 from fatbench.store.old_files import UNVERIFIED
 from fatbench.store.problems import problems
@@ -202,3 +203,24 @@ def test_what_one_side_has_verified_is_verified() -> None:
     loss, doubt = [1, -1, "loss", 0.5, 0, 0, TIME.format(1)], [3, -1, UNVERIFIED, 1.0, 0, 0, TIME.format(1)]
     old, new = (cell([stage("train", numbers)], [run(1, "train")]) for numbers in ([loss, doubt], [loss]))
     assert as_line(merge(old, new)) == as_line(merge(new, old)) == as_line(new) and merge(old, old) == old
+
+
+def test_what_is_here_word_for_word_is_known_by_its_digests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No cell is read back for it; where one word is another, all is read and compared."""
+    one = cell([stage("train", [[1, -1, "train_loss", 0.5, 8, 0, TIME.format(1)]])], [run(0, "train")])
+    header = '{"cells":1,"format":"fatbench results","schema_version":2}\n'
+    file, other = tmp_path / "a.jsonl", tmp_path / "b.jsonl"
+    file.write_text(header + as_line(one))
+    other.write_text(header + as_line(sealed(one.model_copy(update={"created": "2026-01-02T03:04:05.679Z"}))))
+    with Store.open(str(tmp_path / "x.db"), create=True) as store:
+        jsonl.import_(store, file)
+        read: list[Any] = []
+        real = records.read
+        monkeypatch.setattr(records, "read", lambda *args, **how: read.append(args) or real(*args, **how))
+        counts = jsonl.import_(store, file)
+        assert (counts["numbers already here"], counts["new numbers"], read) == (1, 0, [])
+        jsonl.import_(store, other)
+        assert read
+        file.write_text(file.read_text().replace("0.5", "0.25"))
+        with pytest.raises(ExchangeError, match="its digest does not match its numbers"):
+            jsonl.import_(store, file)

@@ -36,8 +36,8 @@ from fatbench.store.document import FORMAT, LINE, SCHEMA_VERSION, Cell, Exchange
 from fatbench.store.merge import contradiction as contradiction_between
 from fatbench.store.merge import merge
 from fatbench.store.problems import Contradiction, Identify, misfits, problems
-from fatbench.store.rows import batches, dumps
-from fatbench.store.schema import CELLS, REPLICATES, RUNS
+from fatbench.store.rows import batches, dumps, fetch
+from fatbench.store.schema import CELLS, POINTS, REPLICATES, RUNS, STAGES
 from fatbench.store.stages import Store
 
 # --- export ------------------------------------------------------------------------------------------------------
@@ -147,12 +147,17 @@ def check(
     with read_parts(path) as (promised, version, numbered):
         count = 0
         for lines in numbered:
+            read = [(number, line, _read(line, version, f"{path}:{number}", identify)) for number, line in lines]
             with nullcontext() if store is None else store.database.reading() as connection:
-                for number, line in lines:
+                here = _here(connection, [cell for *_, cell in read if isinstance(cell, Cell)])
+                for number, line, cell in read:
                     location = f"{path}:{number}"
                     count += 1
                     try:
-                        cell = cell_of(line, version, location, identify, contradiction)
+                        if isinstance(cell, ExchangeError):
+                            raise cell
+                        if not (is_here := _is_here(cell, here)):
+                            refuse(cell, location, identify, contradiction)
                         if count > promised:
                             raise ExchangeError(
                                 f"{location}: more cells than the {promised} that the first line promises"
@@ -160,10 +165,11 @@ def check(
                         for run in cell.runs:
                             if line_by_run.setdefault(run.uid, number) != number:
                                 raise ExchangeError(f"{location}: run {run.uid} is also in line {line_by_run[run.uid]}")
-                        place = None
-                        if connection is not None and store is not None:
+                        is_related = cell.cell in here.ids or any(run.uid in here.runs for run in cell.runs)
+                        if not is_here and is_related and connection is not None and store is not None:
                             place = _place(connection, cell, location, store.database.path)
-                        if place is not None and place.merged == place.before and _points_stand(cell, place.before):
+                            is_here = place is not None and place.merged == place.before and _points_stand(cell, here)
+                        if is_here:
                             size = sum(len(stage.rows) for stage in cell.stages)
                             known[number] = Known(_sha256(line), cell.cell, size)
                         else:
@@ -212,8 +218,11 @@ def import_(
                 if number in checked.known and checked.known[number].sha256 == sha256:
                     known.append(checked.known[number])
                 elif number not in checked.bad:
-                    is_sure, location = checked.good.get(number) == sha256, f"{path}:{number}"
-                    cells.append((location, cell_of(line, version, location, identify, is_checked=is_sure)))
+                    location = f"{path}:{number}"
+                    cell = cell_of(line, version, location, identify)
+                    if checked.good.get(number) != sha256:  # somebody else wrote the file in the meantime
+                        refuse(cell, location, identify, contradiction)
+                    cells.append((location, cell))
             cells_before = counts["cells"]
             try:
                 with store.database.writing() as connection:
@@ -276,18 +285,8 @@ def _line_batches(stream: TextIO, path: Path) -> Iterator[list[tuple[int, str]]]
         yield lines
 
 
-def cell_of(
-    line: str,
-    version: int,
-    location: str,
-    identify: Identify | None = None,
-    contradiction: Contradiction | None = None,
-    is_checked: bool = False,
-) -> Cell:
-    """A line as a document in today's names. ExchangeError: it is none, or has problems; the message has its place.
-
-    is_checked: the same line was read before without errors, so problems are not looked for.
-    """
+def cell_of(line: str, version: int, location: str, identify: Identify | None = None) -> Cell:
+    """A line as a document in today's names, which may have problems. ExchangeError: it is none."""
     cell = document.document(document.parsed(line, location), location)
     if old_files.is_old(line, version):
         for stage, problem in misfits(cell):
@@ -301,9 +300,22 @@ def cell_of(
             cell = old_files.translated(cell, version, identify, location)
         except ValueError as error:
             raise ExchangeError(f"{location}: cell {cell.cell}: {document.shorten(str(error))}") from None
-    for stage, problem in () if is_checked else problems(cell, identify, contradiction):
-        raise _refusal(location, cell, stage, problem)
     return cell
+
+
+def _read(line: str, version: int, location: str, identify: Identify | None) -> Cell | ExchangeError:
+    try:
+        return cell_of(line, version, location, identify)
+    except ExchangeError as error:
+        return error
+
+
+def refuse(
+    cell: Cell, location: str, identify: Identify | None = None, contradiction: Contradiction | None = None
+) -> None:
+    """Raise an ExchangeError with the place of a document that has problems."""
+    for stage, problem in problems(cell, identify, contradiction):
+        raise _refusal(location, cell, stage, problem)
 
 
 def _refusal(location: str, cell: Cell, stage: str, problem: str) -> ExchangeError:
@@ -368,10 +380,51 @@ def _place(connection: Connection, cell: Cell, location: str, file: Path | None)
     return Place(id, before, merge(before, cell, held, resumable))
 
 
-def _points_stand(cell: Cell, before: Cell) -> bool:
+class Here(NamedTuple):
+    """What the database has of the cells and runs of some documents."""
+
+    ids: Mapping[str, Sequence[str]]  # of a cell and its replicates
+    digests: Mapping[str, Mapping[str, str | None]]  # id -> finished stage -> its digest
+    runs: Collection[str]  # uids
+    points: Collection[tuple[str, str, str, bool]]  # cell, suite, preset, whether it is current
+
+
+def _here(connection: Connection | None, cells: Sequence[Cell]) -> Here:
+    ids: dict[str, list[str]] = {}
+    digests: dict[str, dict[str, str | None]] = {}
+    if connection is None:
+        return Here(ids, digests, (), ())
+    names = {cell.cell for cell in cells}
+    for row in fetch(connection, select(CELLS.c.id), CELLS.c.id, names):
+        ids[row.id] = [row.id]
+    for row in fetch(connection, select(REPLICATES), REPLICATES.c.cell, names):
+        ids.setdefault(row.cell, []).append(row.id)
+    done = select(STAGES.c.cell, STAGES.c.stage, STAGES.c.digest).where(STAGES.c.status == "done")
+    for row in fetch(connection, done, STAGES.c.cell, (id for of_cell in ids.values() for id in of_cell)):
+        digests.setdefault(row.cell, {})[row.stage] = row.digest
+    uids = (run.uid for cell in cells for run in cell.runs)
+    runs = {row.uid for row in fetch(connection, select(RUNS.c.uid), RUNS.c.uid, uids)}
+    points = select(POINTS.c.cell, POINTS.c.suite, POINTS.c.preset, POINTS.c.current)
+    return Here(ids, digests, runs, {(*row,) for row in fetch(connection, points, POINTS.c.cell, ids)})
+
+
+def _is_here(cell: Cell, here: Here) -> bool:
+    """Whether every word of a document is here: finished stages of equal digests are equal, and so are their runs."""
+    done = {stage.stage: stage.digest for stage in cell.stages if stage.status == "done"}
+    return (
+        bool(done)
+        and len(done) == len(cell.stages)
+        and all(run.stage in done for run in cell.runs)
+        and any(done.items() <= here.digests.get(id, {}).items() for id in here.ids.get(cell.cell, ()))
+        and _points_stand(cell, here)
+        and not any(misfits(cell))
+        and all(stage.digest == digest(cell, stage) for stage in cell.stages)
+    )
+
+
+def _points_stand(cell: Cell, here: Here) -> bool:
     """Whether the database says of all points of a cell whether they are current, as the file does."""
-    stated, stored = ({(line.suite, line.preset, line.current) for line in one.points} for one in (cell, before))
-    return stated <= stored
+    return all((cell.cell, line.suite, line.preset, line.current) in here.points for line in cell.points)
 
 
 def take_in(

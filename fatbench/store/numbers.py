@@ -12,11 +12,10 @@ from fatbench.store.schema import NUMBERS, ROUND_METRICS, VALUES
 SHARED = ("cell", "stage", "round", "metric", "run", "created")
 
 
-def append(connection: Connection, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Write numbers, as rows with the columns of NUMBERS. The caller knows that none exists yet."""
-    groups: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
-    for row in rows:
-        groups.setdefault(tuple(row[name] for name in SHARED), []).append(row)
+def append(
+    connection: Connection, groups: Mapping[tuple[str, str, int, str, int, str], Sequence[tuple[int, float, int]]]
+) -> None:
+    """Write numbers, {values of SHARED: [(client, value, n)]}. The caller knows that none exists yet."""
     if not groups:
         return
     heads = [dict(zip(SHARED, group, strict=True)) for group in groups]
@@ -24,12 +23,13 @@ def append(connection: Connection, rows: Sequence[Mapping[str, Any]]) -> None:
     columns = [ROUND_METRICS.c[name] for name in SHARED]
     inserted_rows = connection.execute(insert(ROUND_METRICS).returning(ROUND_METRICS.c.id, *columns), heads)
     ids = {tuple(group): id for id, *group in inserted_rows}
-    connection.execute(
-        insert(VALUES),
+    place = "?" if connection.dialect.paramstyle == "qmark" else "%s"
+    connection.exec_driver_sql(  # there may be millions, and nothing in them that SQLAlchemy converts
+        f"INSERT INTO numbers (round_metric, client, value, n) VALUES ({', '.join([place] * 4)})",
         [
-            {"round_metric": ids[group], "client": row["client"], "value": float(row["value"]) + 0.0, "n": row["n"]}
-            for group, group_rows in groups.items()
-            for row in group_rows
+            (ids[group], client, float(value) + 0.0, n)
+            for group, entries in groups.items()
+            for client, value, n in entries
         ],  # + 0.0: SQLite has no -0.0, so no database has
     )
 

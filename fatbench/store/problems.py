@@ -202,14 +202,11 @@ def _last_round_problem(spec: Mapping[str, Any], stage: Stage) -> str | None:
 def _best_round_problem(record: Mapping[str, Any], numbers: Iterable[Sequence[Any]]) -> str | None:
     """How the best rounds recorded in training contradict its numbers, or None."""
     for name, metric in selection.MONITORED.items():
+        if (best_record := record.get(name)) is None:
+            continue
         series = {round: value for round, client, of, value, *_ in numbers if of == metric and client < 0}
         best = selection.checkpoint_round(series)
-        best_record = record.get(name)
-        if (
-            best is not None
-            and best_record is not None
-            and (best_record["round"], best_record.get("value")) != (best, series[best])
-        ):
+        if best is not None and (best_record["round"], best_record.get("value")) != (best, series[best]):
             chosen_round = f"{name} is {best_record.get('value')!r} in round {best_record['round']}"
             return f"{chosen_round}, the best {metric} {series[best]!r} in round {best}"
     return None

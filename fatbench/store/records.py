@@ -188,7 +188,7 @@ def add(connection: Connection, cells: Sequence[tuple[str, Cell]]) -> None:
     ]
     if stages:
         connection.execute(insert(STAGES), stages)
-    _add_numbers(connection, ((id, cell, stage.stage, stage.rows) for id, cell in cells for stage in cell.stages), ids)
+    _add_numbers(connection, ((id, cell, stage) for id, cell in cells for stage in cell.stages), ids)
     _add_outcomes(connection, [(id, stage) for id, cell in cells for stage in cell.stages])
 
 
@@ -226,24 +226,21 @@ def _add_runs(connection: Connection, runs: Sequence[tuple[str, Run]]) -> dict[s
     return {row.uid: row.id for row in connection.execute(insert(RUNS).returning(RUNS.c.uid, RUNS.c.id), rows)}
 
 
-def _add_numbers(
-    connection: Connection, of_stages: Iterable[tuple[str, Cell, str, Iterable[Any]]], ids: Mapping[str, int]
-) -> None:
-    """Add rows of (id of the cell, its document, stage, rows), some at a time: there may be millions."""
-    rows: list[dict[str, Any]] = []
-    for id, cell, stage, stage_rows in of_stages:
-        run_ids = [ids[run.uid] for run in cell.runs]
-        for round, client, metric, value, n, run, created in stage_rows:
-            rows.append(
-                {
-                    "cell": id, "stage": stage, "round": round, "client": client, "metric": metric, "value": value,
-                    "n": n, "run": run_ids[run], "created": created,
-                }
-            )  # fmt: skip
-        if len(rows) > 20_000:
-            numbers.append(connection, rows)
-            rows = []
-    numbers.append(connection, rows)
+def _add_numbers(connection: Connection, of_stages: Iterable[tuple[str, Cell, Stage]], ids: Mapping[str, int]) -> None:
+    """Add the numbers of (id of the cell, its document, stage), some at a time: there may be millions."""
+    groups: dict[tuple[str, str, int, str, int, str], list[tuple[int, float, int]]] = {}
+    count = 0
+    for id, cell, stage in of_stages:
+        for round, clients, n, metrics, run, created in stage.numbers:
+            sizes = n if isinstance(n, list | tuple) else [n] * len(clients)
+            for metric, values in metrics.items():
+                group = (id, stage.stage, round, metric, ids[cell.runs[run].uid], created)
+                groups.setdefault(group, []).extend(zip(clients, values, sizes, strict=True))
+            count += len(clients) * len(metrics)
+            if count > 20_000:
+                numbers.append(connection, groups)
+                groups, count = {}, 0
+    numbers.append(connection, groups)
 
 
 def _add_outcomes(connection: Connection, stages: Iterable[tuple[str, Stage]]) -> None:
@@ -280,7 +277,7 @@ def replace(connection: Connection, id: str, before: Cell, merged: Cell) -> None
         else:  # a doubt is gone
             numbers.remove(connection, _key(ROUND_METRICS, id, stage.stage))
             rows = list(stage.rows)
-        _add_numbers(connection, [(id, merged, stage.stage, rows)], ids)
+        _add_numbers(connection, [(id, merged, stage.model_copy(update={"numbers": blocks_of(rows)}))], ids)
         if ours is None or ours.outcomes != stage.outcomes:
             connection.execute(delete(OUTCOME_CHUNKS).where(_key(OUTCOME_CHUNKS, id, stage.stage)))
             _add_outcomes(connection, [(id, stage)])

@@ -621,9 +621,11 @@ def _append_numbers(connection: Connection, held: Any, run: int, numbers: Sequen
     for number in numbers:
         if (number.metric, number.round, number.client) in known_keys:
             raise ValueError(f"{held.cell} {held.stage}: {_number_name(number)} is there already; nothing was written")
-    shared = {"cell": held.cell, "stage": held.stage, "run": run, "created": current_time()}
-    of_each = ("metric", "round", "client", "value", "n")
-    written.append(connection, [{**shared, **{name: getattr(number, name) for name in of_each}} for number in numbers])
+    created, groups = current_time(), dict[tuple[str, str, int, str, int, str], list[tuple[int, float, int]]]()
+    for number in numbers:
+        group = (held.cell, held.stage, number.round, number.metric, run, created)
+        groups.setdefault(group, []).append((number.client, number.value, number.n))
+    written.append(connection, groups)
 
 
 def _number_name(number: NumberLike) -> str:
