@@ -20,10 +20,11 @@ from fatbench.cli import running
 from fatbench.cli.watch import Watch
 from fatbench.errors import MachineError, SpecError
 from fatbench.runner import processes
-from fatbench.runner.executors import Worker, attempt, device_and_jobs, local, record_loss, release, this_worker
+from fatbench.runner.executors import Worker, device_and_jobs, local, record_loss, release, this_worker
 from fatbench.runner.jobs import Event
 from fatbench.runner.run_options import RunOptions
 from fatbench.runner.start import run as run_all
+from fatbench.runner.worker import attempt
 from fatbench.store.stages import Store
 
 # --- what executors share ----------------------------------------------------------------------------------------
@@ -31,25 +32,22 @@ from fatbench.store.stages import Store
 
 def test_the_dead_worker_s_stages_are_failed_and_nobody_else_s(jobs, machine):
     """Two processes have a stage of the cell each; the one that dies leaves the other's alone."""
-    job, seen = jobs[0], Watcher()
+    job = jobs[0]
     host, other = this_worker().host, os.getpid() + 1
     with Store.open(machine.db) as store:
         store.add_cell(job.cell, job.spec)
         mine = store.claim(job.cell, "train", suite="crew", total=4, provenance={})
         theirs = store.claim(job.cell, "fgsm-1@4", suite="crew", total=4, provenance={"host": host, "pid": other})
     assert mine is not None and theirs is not None
-    assert record_loss(job, machine, None, "it ended", seen, 2) == "failed"  # it died before it said who it was
+    said = record_loss(job, machine, Worker("elsewhere", other), "it ended")  # it died before it had a stage
     assert {status for status, _ in rows(machine, job).values()} == {"running"}
-    assert record_loss(job, machine, Worker(host, other), "it ended", seen, 2) == "failed"
+    said += record_loss(job, machine, Worker(host, other), "it ended")
     assert rows(machine, job) == {"train": ("running", None), "fgsm-1@4": ("failed", "it ended")}
     release(job, machine, Worker("elsewhere", os.getpid()))
     assert rows(machine, job)["train"] == ("running", None)
     release(job, machine, this_worker())
     assert rows(machine, job)["train"] == ("interrupted", None)
-    assert [(slot, event.stage, event.message) for slot, event in seen.seen] == [
-        (2, "train", "it ended"),
-        (2, "fgsm-1@4", "it ended"),
-    ]
+    assert [(event.stage, event.message) for event in said] == [("train", "it ended"), ("fgsm-1@4", "it ended")]
 
 
 def test_a_worker_survives_what_is_wrong_around_a_cell(jobs, machine):
@@ -110,7 +108,7 @@ def test_a_worker_of_a_trivial_cell_imports_no_compiler_and_no_package_of_attack
     code = """
 import sys, pickle
 from fatbench.runner import processes
-from fatbench.runner.executors import attempt
+from fatbench.runner.worker import attempt
 from fatbench.store.stages import Store
 job, machine = pickle.load(sys.stdin.buffer)
 Store.open(machine.db, create=True).close()
@@ -124,19 +122,27 @@ print([name for name in heavy.split() if name in sys.modules])
     assert done.stdout.decode() == "done\n[]\n"
 
 
-def test_a_worker_that_has_met_timm_ends_without_a_word():
+def test_a_worker_that_has_met_timm_ends_without_a_word(jobs, machine):
     """timm brings torchvision and triton, whose functions complain at the end when the collector may not see them."""
     code = """
-import gc
-from fatbench.runner.executors import local
-class Pipe:
-    def recv(self):
-        import torchvision.ops
-        gc.freeze()  # as after every cell
-local._serve(None, Pipe())
+import pickle, sys
+from fatbench.runner import worker
+from fatbench.runner.jobs import Work
+from fatbench.store.pools import Pool
+from fatbench.store.stages import Store
+job, machine = pickle.load(sys.stdin.buffer)
+def attempt(*_):
+    import torchvision.ops
+    return "done"
+worker.attempt = attempt
+with Store.open(machine.db) as store:
+    pool = Pool.create(store.database, Work([job], machine).text(), [job.cell])
+    worker.take_cells(machine.db, pool.id, "0.0", "cpu")
+    print(pool.statuses())
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert (done.stdout, done.stderr) == ("", "")
+    given = pickle.dumps((jobs[0], machine))
+    done = subprocess.run([sys.executable, "-c", code], input=given, capture_output=True, check=True)
+    assert (done.stdout.decode(), done.stderr) == (f"{{'{jobs[0].cell}': 'done'}}\n", b"")
 
 
 # --- a worker that is begun early --------------------------------------------------------------------------------
@@ -185,7 +191,9 @@ def test_an_early_worker_that_died_is_not_taken(begun):
     with processes.started_early():
         begun[0].kill()
         begun[0].join()
-        assert processes.take_early() is None
+        taken = processes.start_or_take_early(print)
+        assert taken is begun[1] and len(begun) == 2
+        taken.join()
 
 
 KILLED = "the worker process ended with SIGKILL (out of memory?)"

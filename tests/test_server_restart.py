@@ -20,10 +20,11 @@ from sqlalchemy import event
 
 from fatbench.cli.watch import Watch
 from fatbench.engine.rounds import Number
-from fatbench.runner import heartbeat, progress, start, versions
-from fatbench.runner.executors import attempt, local, open_store
+from fatbench.runner import heartbeat, progress, start, versions, worker
+from fatbench.runner.executors import local
 from fatbench.runner.run_options import RunOptions
 from fatbench.runner.waiting import StopRequest
+from fatbench.runner.worker import attempt, open_store
 from fatbench.store import database
 from fatbench.store.database import Locked
 from fatbench.store.stages import Store
@@ -214,9 +215,7 @@ def test_a_worker_that_finds_no_server_waits_for_it(jobs, machine, server: Serve
 
 def test_a_worker_does_not_wait_for_ever_for_a_server_it_never_saw(jobs, machine, monkeypatch) -> None:
     pytest.importorskip("psycopg")
-    from fatbench.runner import executors
-
-    monkeypatch.setattr(executors, "OPENING", 0.1)
+    monkeypatch.setattr(worker, "OPENING", 0.1)
     monkeypatch.setattr(database, "PAUSE", 0.05)
     seen = []
     place = replace(machine, db="postgresql://me:geheim@127.0.0.1:1/x")

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import ctypes
-import os
 import threading
 import time
 from collections import Counter
-from multiprocessing.connection import Connection
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,8 +14,9 @@ import pytest
 
 from fatbench.runner import slots, start
 from fatbench.runner.executors import local
-from fatbench.runner.jobs import Event, Machine
+from fatbench.runner.jobs import Event, Work
 from fatbench.runner.run_options import RunOptions
+from fatbench.store.pools import Pool
 from fatbench.store.stages import Store
 from fatbench.store.timing import gpu_memory
 
@@ -131,37 +131,36 @@ def test_slots_follow_what_cells_used_before(tmp_path: Path, monkeypatch: pytest
 
 
 class _Recorder:
-    """Stands in for the processes of workers: tells the first round of each cell, and ends it when it is asked to."""
+    """Stands in for the processes of workers: tells the first round of each cell, and ends it after a while."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, used: int) -> None:
         self.used, self.at_work, self.most = used, dict[str, str](), list[int]()
         self.begun: list[tuple[str, str]] = []  # (device, cell), in the order in which they began
-        monkeypatch.setattr(local.processes, "start_process", self.start)
-        monkeypatch.setattr(local.processes, "take_early", lambda: None)
-        monkeypatch.setattr(local, "_kill_stuck", lambda *_: None)
+        monkeypatch.setattr(local.processes, "start_or_take_early", self.start)
 
-    def start(self, serve: object, machine: Machine, pipe: Connection) -> SimpleNamespace:
-        own = Connection(os.dup(pipe.fileno()))  # the other is closed where a process would have its own
-        thread = threading.Thread(target=self.serve, args=(machine, own), daemon=True)
-        thread.start()
-        return SimpleNamespace(
-            is_alive=thread.is_alive, join=thread.join, pid=os.getpid(), exitcode=0, kill=lambda: None
-        )
+    def start(self, serve: object, *arguments: str) -> SimpleNamespace:
+        process = SimpleNamespace(exitcode=None, kill=lambda: None)
+        threading.Thread(target=self.serve, args=(process, *arguments), daemon=True).start()
+        return process
 
-    def serve(self, machine: Machine, pipe: Connection) -> None:
-        while (job := pipe.recv()) is not None:
-            self.begun.append((machine.device, job.cell))
-            self.at_work[job.cell] = machine.device
-            self.most.append(len(self.at_work))
-            with Store.open(machine.db) as store:
-                store.add_cell(job.cell, job.spec)
+    def serve(self, process: SimpleNamespace, db: str, pool_id: str, name: str, device: str) -> None:
+        with Store.open(db) as store:
+            pool = Pool(store.database, pool_id)
+            pool.enter(name)
+            jobs = {job.cell: job for job in Work.parsed(pool.work() or "", db).jobs}
+            while (cell := pool.take(name, lambda cell: True)) is not None:
+                self.begun.append((device, cell))
+                self.at_work[cell] = device
+                self.most.append(len(self.at_work))
+                store.add_cell(cell, jobs[cell].spec)
                 found = {"gpu_memory": self.used, "device": "NVIDIA H100"}
-                store.claim(job.cell, "train", suite="s", total=1, provenance=found)
-            time.sleep(0.3)  # every GPU has a cell by now
-            pipe.send(Event(job.cell, "train", "progress", 1, 100))
-            time.sleep(0.5)
-            del self.at_work[job.cell]
-            pipe.send("failed")
+                store.claim(cell, "train", suite="s", total=1, provenance=found)
+                time.sleep(0.6)  # every GPU has a cell by now
+                pool.report(name, [asdict(Event(cell, "train", "progress", 1, 100))])
+                time.sleep(1.0)
+                del self.at_work[cell]
+                pool.end(name, cell, "failed")
+        process.exitcode = 0
 
 
 @pytest.mark.parametrize(("used", "most"), [(40 * GB, 8), (20 * GB, 16)])

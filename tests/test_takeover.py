@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import errno
+import multiprocessing
 import os
 import signal
 import sqlite3
@@ -27,13 +28,13 @@ from fatbench.cli.watch import Watch
 from fatbench.errors import SpecError, Unavailable
 from fatbench.models.mcmahan_cnn import McMahanCNN
 from fatbench.models.nin import NIN
-from fatbench.runner import progress, waiting, worker
-from fatbench.runner.executors import Worker, attempt, is_working, local
+from fatbench.runner import executors, progress, waiting, worker
+from fatbench.runner.executors import Worker, is_working, local
 from fatbench.runner.heartbeat import Heartbeat, renewing
 from fatbench.runner.jobs import Event, Job, Machine
 from fatbench.runner.run_options import RunOptions
 from fatbench.runner.start import run as run_all
-from fatbench.runner.worker import work
+from fatbench.runner.worker import attempt, work
 from fatbench.settings import time_limit
 from fatbench.store import database
 from fatbench.store.schema import STAGES
@@ -232,7 +233,7 @@ def stop_between_writes(pid: int) -> None:
 )
 def test_a_stopped_process_loses_its_cell_and_notices_when_it_goes_on(jobs, machine, options, forks) -> None:
     """SIGSTOP after two rounds, a lease of two seconds; another run does the cell; SIGCONT: nothing is doubled."""
-    context = local.multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("spawn")
     ready, go, outcome = context.Event(), context.Event(), context.Queue()
     job, place = jobs[0], recovering(machine, lease=2.0, checkpoint_seconds=0.0)
     process = context.Process(target=_stopped_and_continued, args=(job, place, ready, go, outcome))
@@ -257,8 +258,8 @@ def test_a_stopped_process_loses_its_cell_and_notices_when_it_goes_on(jobs, mach
 @pytest.mark.promise("Interrupted and shared runs", "A stopped worker is replaced by its own run")
 def test_a_worker_that_is_stopped_is_replaced(jobs, machine, forks, monkeypatch) -> None:
     """Nobody else runs: the run itself sees that its worker makes no progress, and begins the cell once more."""
-    monkeypatch.setattr(local, "_check_interval", lambda machine: 0.5)
-    monkeypatch.setattr(local, "IDLE_SECONDS", 1e9)
+    monkeypatch.setattr(executors, "check_interval", lambda machine: 0.5)
+    monkeypatch.setattr(executors, "IDLE_SECONDS", 1e9)
     job, place = (
         lasting(jobs[0], 40),
         recovering(machine, lease=1.0, checkpoint_seconds=0.0),
@@ -269,10 +270,10 @@ def test_a_worker_that_is_stopped_is_replaced(jobs, machine, forks, monkeypatch)
         if event.kind == "progress" and not said:
             said.append("")
             os.kill(pid_of(machine, job), signal.SIGSTOP)
-            monkeypatch.setattr(local, "IDLE_SECONDS", 2.0)
+            monkeypatch.setattr(executors, "IDLE_SECONDS", 2.0)
         if event.kind == "interrupted":
             said[:] = [event.message]
-            monkeypatch.setattr(local, "IDLE_SECONDS", 1e9)  # the new one may take its time
+            monkeypatch.setattr(executors, "IDLE_SECONDS", 1e9)  # the new one may take its time
 
     assert local.run([job], place, ["cpu"], watch, never) == {job.cell: "done"}
     assert said == ["the worker process made no progress: it starts again"]
@@ -506,12 +507,12 @@ def test_a_cell_has_so_much_time(jobs, machine, monkeypatch) -> None:
 
 @pytest.mark.promise("Interrupted and shared runs", "A cell that hangs is killed when its time limit has passed")
 def test_a_worker_that_does_not_end_with_its_time_is_killed(jobs, machine, forks, monkeypatch) -> None:
-    monkeypatch.setattr(local, "_check_interval", lambda machine: 0.2)
+    monkeypatch.setattr(executors, "check_interval", lambda machine: 0.2)
     job, place = lasting(jobs[0]), recovering(machine, time_limit=600.0)
 
     def stop() -> None:
         os.kill(pid_of(machine, job), signal.SIGSTOP)
-        monkeypatch.setattr(local, "GRACE", -600.0)
+        monkeypatch.setattr(executors, "GRACE", -600.0)
 
     seen = Watcher(job.cell, "start", stop)
     assert local.run([job], place, ["cpu"], seen, never) == {job.cell: "failed"}

@@ -15,9 +15,9 @@ from typing import Any
 
 from fatbench.errors import SpecError
 from fatbench.runner import start
-from fatbench.runner.executors import attempt
 from fatbench.runner.executors.local import gpu_count
 from fatbench.runner.jobs import Job, Machine
+from fatbench.runner.worker import attempt
 from fatbench.store import timing
 from fatbench.store.stages import Store
 from fatbench.suite import cost, duration, facts, signatures, weights

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -12,7 +13,7 @@ from fatbench.settings import LocalPath, Precision
 from fatbench.store.leases import LEASE
 from fatbench.store.points import Point
 from fatbench.suite.calls import call
-from fatbench.suite.cells import Evaluation
+from fatbench.suite.cells import Evaluation, TransferOrigin
 
 if TYPE_CHECKING:
     from fatbench.runner.heartbeat import Heartbeat
@@ -79,6 +80,36 @@ class Machine:
     threads: int = 1
     plugins: Mapping[str, Any] = field(default_factory=dict)  # as `signatures.of_plugins` gives them
     recovery: Recovery = Recovery()
+
+
+@dataclass(frozen=True)
+class Work:
+    """The work of a run, as its workers know it."""
+
+    jobs: Sequence[Job]
+    machine: Machine  # as text without the address of the database, which may hold a password
+    fail_fast: bool = False
+
+    def text(self) -> str:
+        """The work as JSON."""
+        work = replace(self, machine=replace(self.machine, db=""))
+        return json.dumps(work, default=lambda item: {part.name: getattr(item, part.name) for part in fields(item)})
+
+    @classmethod
+    def parsed(cls, text: str, db: str) -> Work:
+        """The work that `text` has written."""
+        work = json.loads(text)
+        machine = work["machine"] | {"db": db, "recovery": Recovery(**work["machine"]["recovery"])}
+        return cls([_parsed_job(job) for job in work["jobs"]], Machine(**machine), work["fail_fast"])
+
+
+def _parsed_job(job: dict[str, Any]) -> Job:
+    points = tuple(Point(*rest)._replace(evaluations=tuple(rest[8])) for rest in job["points"])
+    evaluations = [
+        Evaluation(**one | {"origin": None if one["origin"] is None else TransferOrigin(**one["origin"])})
+        for one in job["evaluations"]
+    ]
+    return Job(**job | {"points": points, "evaluations": evaluations})
 
 
 @dataclass(frozen=True)

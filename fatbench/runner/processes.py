@@ -1,7 +1,7 @@
 """Start worker processes, which ignore the user's signals; one may start before the jobs are known.
 
 A worker first imports torch, which takes longer than expanding ten thousand cells. So a command may start one with
-`started_early` while it reads the suite and the database, and an executor receives it from `take_early`. The worker
+`started_early` while it reads the suite and the database, and the executor's first worker is that one. It
 neither opens nor writes a file before it is given its machine; if there is nothing to do, it is killed.
 """
 
@@ -27,7 +27,7 @@ def heard_signals() -> list[signal.Signals]:
     return [number for number in SIGNALS if not (nohup and number == signal.SIGHUP)]
 
 
-def start_process(target: Callable[..., None], *arguments: Any) -> Any:
+def start_process(target: Callable[..., object], *arguments: Any) -> Any:
     """Start a process that imports the engine and calls `target`.
 
     Ctrl-C reaches every process of the terminal. Only the parent reacts: the child blocks signals from the beginning.
@@ -59,19 +59,18 @@ def started_early(enabled: bool = True) -> Iterator[None]:
             _EARLY.clear()
 
 
-def take_early() -> tuple[Any, Any] | None:
-    """The worker that was started early and our end of its pipe, for the first caller; None for others.
-
-    Send it `(serve, machine)`, and it calls `serve(machine, pipe)` with its end of the pipe.
-    """
+def start_or_take_early(target: Callable[..., object], *arguments: Any) -> Any:
+    """A process that calls `target`: for the first caller the one that was started early, else a new one."""
     while _EARLY:
         process, pipe = _EARLY.pop()
-        if process.is_alive():
-            return process, pipe
-    return None
+        with contextlib.suppress(OSError):
+            pipe.send((target, arguments))
+            if process.is_alive():
+                return process
+    return start_process(target, *arguments)
 
 
-def _ready(target: Callable[..., None], *arguments: Any) -> None:
+def _ready(target: Callable[..., object], *arguments: Any) -> None:
     _die_with_parent()
     import_engine()
     target(*arguments)
@@ -79,10 +78,10 @@ def _ready(target: Callable[..., None], *arguments: Any) -> None:
 
 def _begin(pipe: Any) -> None:
     try:
-        serve, machine = pipe.recv()
+        target, arguments = pipe.recv()
     except EOFError:
         return
-    serve(machine, pipe)
+    target(*arguments)
 
 
 def import_engine() -> None:
@@ -91,7 +90,8 @@ def import_engine() -> None:
     import fatbench.engine.accuracy
     import fatbench.engine.experiment
     import fatbench.methods.algorithms
-    import fatbench.runner.worker  # noqa: F401
+    import fatbench.runner.attacking
+    import fatbench.runner.training  # noqa: F401
 
     gc.enable()
     gc.freeze()

@@ -1,34 +1,167 @@
-"""Work on one cell, stage by stage: train it, then run every evaluation on every checkpoint that the suite asks for.
+"""A worker takes cells from the database, one after the other, and works on each stage by stage.
 
-A process killed at any instant leaves a database from which the same command continues and ends with the same bytes.
-See `training.py` and `attacking.py`, and `stage.py` for what they share.
+    python -m fatbench.runner.worker --db URL --pool ID --name NAME --device cpu
+
+A cell is trained; then every evaluation is run on every checkpoint that the suite asks for. A process killed at any
+instant leaves a database from which the same command continues and ends with the same bytes. See `training.py` and
+`attacking.py`, and `stage.py` for what they share.
 """
 
 from __future__ import annotations
 
 import gc
 import logging
+import math
 import threading
+import time
+import traceback
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from fatbench.data import decoded
-from fatbench.errors import MachineError, Unavailable
+from fatbench.errors import FatbenchError, MachineError, Unavailable
 from fatbench.runner import checkpoints, slots, versions
 from fatbench.runner.attacking import attack_models
 from fatbench.runner.checkpoints import model_file
 from fatbench.runner.heartbeat import Heartbeat
-from fatbench.runner.jobs import CellStatus, Event, Job, Machine, Turn, resolved
+from fatbench.runner.jobs import CellStatus, Event, Job, Machine, Turn, Work, resolved
 from fatbench.runner.slots import gpu_name
 from fatbench.runner.stage import claim
 from fatbench.runner.training import train
 from fatbench.settings import FORMER_PATHS, LocalPath, data_in
+from fatbench.store.database import patiently
+from fatbench.store.pools import FREE, Pool
 from fatbench.store.stages import Store
-from fatbench.suite import plugin_reads, signatures
+from fatbench.suite import plugin_reads, plugins, signatures
 
 log = logging.getLogger("fatbench")
+OPENING = 600.0  # seconds that a worker waits for the database before it gives up: its node may not reach the server
+OFTEN, SELDOM = 0.2, 2.0  # seconds between two reports, or five times as long as one takes
+
+
+# --- cell after cell ---------------------------------------------------------------------------------------------
+
+
+def take_cells(db: str, pool_id: str, name: str, device: str) -> None:
+    """Take cells from a pool until none is free for this process, or it is to end. name: the worker's, in the pool.
+
+    A plug-in may change anything in torch. A process that has run one takes only cells whose training uses it.
+    SystemExit: the database cannot be used any more.
+    """
+    try:
+        with open_store(db) as store:
+            pool = Pool(store.database, pool_id)
+            if (text := pool.work()) is not None:
+                _take_cells(Work.parsed(text, db), pool, name, device)
+    except Unavailable as error:
+        raise SystemExit(error.exit_code) from None
+
+
+def _take_cells(work: Work, pool: Pool, name: str, device: str) -> None:
+    jobs = {job.cell: job for job in work.jobs}
+    machine, has_run = replace(work.machine, device=device), set[Path]()
+    signatures.add_described(machine.plugins)
+    pool.enter(name)
+
+    def fits(cell: str) -> bool:
+        return not has_run or has_run <= plugins.files(jobs[cell].spec)
+
+    with Report(machine.db, pool.id, name) as report:
+        while cell := pool.take(name, fits):
+            job = jobs[cell]
+            has_run |= plugins.files(job.spec, job.evaluations)
+            report(Event(cell, "slot", "given"))
+            status = attempt(job, machine, report, report.is_stopping)
+            stop = status == "blocked" or (status == "failed" and work.fail_fast)
+            gives_back = status == "interrupted" and report.leaves
+            last_events = report.rest(*([] if gives_back else [Event(cell, "cell", status)]))
+            pool.end(name, cell, FREE if gives_back else status, last_events, stop=stop)
+            gc.freeze()  # objects that outlive a cell, such as modules, are exempt from later collections
+    gc.unfreeze()  # else triton, which timm imports, lists every function that is left on stderr at exit
+
+
+class Report:
+    """Stores a worker's events in its pool and reads there whether it is to end, in a thread: no round waits."""
+
+    def __init__(self, db: str, pool: str, worker: str):
+        self.db, self.pool, self.worker = db, pool, worker
+        self.events: list[Any] = []
+        self.stops = self.leaves = False
+        self.over, self.wakes, self.writing = False, threading.Event(), threading.Lock()
+        self.thread = threading.Thread(target=self._repeat, daemon=True)
+
+    def __enter__(self) -> Report:
+        self.thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.over = True
+        self.wakes.set()
+        self.thread.join()
+
+    def __call__(self, event: Event) -> None:
+        self.events.append(asdict(event))
+        if event.kind != "progress":
+            self.wakes.set()
+
+    def is_stopping(self) -> bool:
+        """Whether the worker is to end after its current round."""
+        return self.stops or self.leaves
+
+    def rest(self, *events: Event) -> list[Any]:
+        """What is not stored yet, and these events."""
+        with self.writing:
+            rest, self.events = [*self.events, *map(asdict, events)], []
+        return rest
+
+    def _repeat(self) -> None:
+        wait = OFTEN
+        while True:
+            self.wakes.wait(wait)
+            self.wakes.clear()
+            if self.over:
+                return
+            began = time.monotonic()
+            with self.writing:
+                count = len(self.events)
+                try:
+                    with Store.open(self.db) as store:
+                        stops = Pool(store.database, self.pool).report(self.worker, self.events[:count])
+                    self.stops, self.leaves = self.stops or stops[0], self.leaves or stops[1]
+                    del self.events[:count]
+                except FatbenchError:  # try again later; the work itself meets what is wrong
+                    pass
+            wait = min(max(OFTEN, 5 * (time.monotonic() - began)), SELDOM)
+
+
+def open_store(db: str) -> Store:
+    """Open the database for a worker, whose work neither another writer nor a restarted server may end."""
+    store = patiently(lambda: Store.open(db), OPENING)
+    store.database.patience = math.inf
+    return store
+
+
+def attempt(job: Job, machine: Machine, notify: Callable[[Event], None], stop: Callable[[], bool]) -> CellStatus:
+    """Take a worker's turn at a cell, with its own database connection.
+
+    `work` stores the failure of a stage. Other errors (no database, no place for the log) cannot be stored: they become
+    an event, and the worker goes on to the next cell.
+    """
+    try:
+        with open_store(machine.db) as store:
+            return work(job, machine, store, notify, stop)
+    except Unavailable as error:
+        notify(Event(job.cell, "train", "blocked", message=str(error)))
+        return "blocked"
+    except Exception as error:
+        is_expected = isinstance(error, FatbenchError)
+        notify(Event(job.cell, "train", "failed", message=str(error) if is_expected else traceback.format_exc()))
+        return "failed"
+
+
+# --- one cell ----------------------------------------------------------------------------------------------------
 
 
 def work(

@@ -42,6 +42,7 @@ from fatbench.store.schema import (
     VERSION,
     VIEW,
     VIEWS,
+    WORK,
 )
 
 log = logging.getLogger("fatbench")
@@ -209,6 +210,8 @@ def _read_text(connection: Any, _record: object) -> None:
 def _begin(connection: Connection) -> None:
     """Start a transaction. A writer locks at once: after a read, SQLite could refuse the lock."""
     write = connection.get_execution_options().get("fatbench_write")
+    if connection.get_execution_options().get("fatbench_light"):
+        connection.exec_driver_sql("PRAGMA synchronous = NORMAL")
     connection.exec_driver_sql("BEGIN IMMEDIATE" if write else "BEGIN")
 
 
@@ -259,6 +262,9 @@ class Database:
         snapshot = {"isolation_level": "REPEATABLE READ"} if self._engine.dialect.name == "postgresql" else {}
         self._reader = self._engine.execution_options(**snapshot)
         self._writer = self._engine.execution_options(fatbench_write=True)
+        # in a log that is not on a network, a commit without a sync may be lost with the power, and harms nothing
+        light = self.path is not None and not on_network(self.path)
+        self._light_writer = self._engine.execution_options(fatbench_write=True, fatbench_light=light)
 
     @classmethod
     def open(cls, url: str, *, create: bool = False) -> Self:
@@ -317,11 +323,15 @@ class Database:
             yield connection
 
     @contextmanager
-    def writing(self) -> Iterator[Connection]:
-        """A transaction that writes all or nothing; on SQLite it is the only writer from its start."""
+    def writing(self, *, lasting: bool = True) -> Iterator[Connection]:
+        """A transaction that writes all or nothing; on SQLite it is the only writer from its start.
+
+        lasting: it survives a power cut.
+        """
         number = None
         try:
-            with self._explain_errors(), self._begin_patiently(self._writer) as connection:
+            writer = self._writer if lasting else self._light_writer
+            with self._explain_errors(), self._begin_patiently(writer) as connection:
                 yield connection
                 if self.path is None:
                     number = connection.scalar(text("SELECT txid_current_if_assigned()"))  # None if nothing was written
@@ -520,6 +530,7 @@ class Database:
             self._demand_schema(connection, number)
             return
         METADATA.create_all(connection, checkfirst=False)
+        WORK.create_all(connection)
         VERSION.create(connection)
         connection.execute(insert(VERSION).values(version_num=SCHEMA))
         connection.execute(insert(IDENTITY).values(id=uuid.uuid4().hex))

@@ -185,6 +185,47 @@ DOUBTS = Table(  # reasons to doubt an evaluation, see fatbench.report.numbers.d
     PrimaryKeyConstraint("cell", "stage", "code", "against", name="doubts_key"),
     ForeignKeyConstraint(["cell", "stage"], ["stages.cell", "stages.stage"], name="doubts_stage"),
 )
+WORK = MetaData()  # what runs work by: it is made where it is missing, and is not part of the schema's version
+POOLS = Table(
+    "pools",
+    WORK,
+    Column("id", String(32), primary_key=True),
+    Column("work", LargeBinary, nullable=False),
+    Column("stops", Integer, nullable=False),  # 1: after the current round
+    Column("host", Text),  # of the process without which the pool is nothing; None: it outlives any
+    Column("pid", Integer),
+    Column("process", Text),
+)
+POOL_CELLS = Table(
+    "pool_cells",
+    WORK,
+    Column("pool", String(32), ForeignKey("pools.id", ondelete="CASCADE"), primary_key=True),
+    Column("cell", NAME, primary_key=True),
+    Column("place", Integer, nullable=False),  # in the order of the run
+    Column("status", String(12), nullable=False),
+    Column("worker", NAME, nullable=False),
+    Column("tries", Integer, nullable=False),
+    Index("pool_cells_status", "pool", "status", "place"),
+)
+POOL_WORKERS = Table(
+    "pool_workers",
+    WORK,
+    Column("pool", String(32), ForeignKey("pools.id", ondelete="CASCADE"), primary_key=True),
+    Column("worker", NAME, primary_key=True),
+    Column("host", Text, nullable=False),
+    Column("pid", Integer, nullable=False),
+    Column("leaves", Integer, nullable=False),
+)
+POOL_REPORTS = Table(
+    "pool_reports",
+    WORK,
+    Column("id", Integer, primary_key=True),
+    Column("pool", String(32), ForeignKey("pools.id", ondelete="CASCADE"), nullable=False),
+    Column("worker", NAME, nullable=False),
+    Column("events", Text, nullable=False),  # JSON
+    Index("pool_reports_pool", "pool", "id"),
+    sqlite_autoincrement=True,
+)
 VERSION = Table(  # with a prefix, because a PostgreSQL database may have other users
     "fatbench_version",
     MetaData(),

@@ -14,19 +14,19 @@ no single cell. What executors share is in this file.
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import socket
 import sys
-import traceback
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal, NamedTuple, Protocol, cast
 
 from fatbench import settings
-from fatbench.errors import FatbenchError, SpecError, Unavailable
-from fatbench.runner.jobs import CellStatus, Event, Job, Machine
-from fatbench.runner.worker import work
-from fatbench.store.database import patiently
+from fatbench.errors import MachineError, SpecError, Unavailable
+from fatbench.runner.jobs import CellStatus, Event, Job, Machine, Work
+from fatbench.runner.worker import open_store
+from fatbench.store.pools import FREE, TAKEN, Pool, Taken
 from fatbench.store.stages import Store
 
 
@@ -66,48 +66,241 @@ def say(text: str) -> None:
     print(f"fatbench: {text}", file=sys.stderr, flush=True)
 
 
-OPENING = 600.0  # seconds that a worker waits for the database before it gives up: its node may not reach the server
+# --- a run and its workers ---------------------------------------------------------------------------------------
+
+IDLE = "the worker process made no progress"
+IDLE_SECONDS = 20.0  # at least so long may a worker be idle; a lease, if that is longer
+GRACE = 60.0  # seconds for a worker to end a cell by itself after its time limit
+LONGEST = 2.0  # seconds between two looks at the database
+LEAVE = 5.0  # seconds for workers without a cell to end
+NO_CELL = 5  # workers in a row that end before they take a cell; then the run ends with an error
 
 
-def open_store(db: str) -> Store:
-    """Open the database for a worker, whose work neither another writer nor a restarted server may end."""
-    store = patiently(lambda: Store.open(db), OPENING)
-    store.database.patience = math.inf
-    return store
+class End(NamedTuple):
+    """How a worker has ended."""
+
+    text: str  # in words; empty: by itself
+    lost: bool = False  # through no fault of its cell, which starts once more
+    blocked: bool = False  # the database could not be used
 
 
-def attempt(job: Job, machine: Machine, notify: Callable[[Event], None], stop: Callable[[], bool]) -> CellStatus:
-    """Take a worker's turn at a cell, with its own database connection.
+class Launched(Protocol):
+    """A worker that an executor has started."""
 
-    `work` stores the failure of a stage. Other errors (no database, no place for the log) cannot be stored: they become
-    an event, and the worker goes on to the next cell.
+    def end(self) -> End | None:
+        """How it ended; None while it lives."""
+
+    def kill(self) -> None:
+        """End it at once."""
+
+
+@dataclass(eq=False)
+class _Slot:
+    """A place for one worker, and the worker in it."""
+
+    name: str
+    launched: Launched
+    cell: str = ""  # that it works on
+    began: float = 0.0  # when it took the cell
+    idle: int = 0  # consecutive checks in which it made no progress
+    reason: str = ""  # why we killed it
+
+
+def slot_of(worker: str) -> int:
+    """The slot in a worker's name."""
+    return int(worker.partition(".")[0])
+
+
+@dataclass
+class Supervisor:
+    """Keeps a worker in each slot as long as cells are free, and goes on when one is lost.
+
+    With a prefix, which begins the names of its workers, it is one of several at the same pool and ends without it.
     """
+
+    pool: Pool
+    work: Work
+    slots: list[str]  # the device of each; may grow
+    launch: Callable[[str, str], Launched]  # (worker's name, device)
+    prefix: str = ""
+    pause: float = 0.1  # seconds between two looks at the database, or five times as long as a look takes
+    workers: dict[int, _Slot] = field(default_factory=dict)
+    started: int = 0
+    no_cell: int = 0
+
+    def __call__(self, stop: Callable[[], int], look: Callable[[], None] = lambda: None) -> None:
+        """Work until no cell is left. look: called in each turn."""
+        self.jobs = {job.cell: job for job in self.work.jobs}
+        interval = check_interval(self.work.machine)
+        next_check = time.monotonic() + interval
+        try:
+            while True:
+                began = time.monotonic()
+                request = stop()
+                free, taken, stops = self.pool.counts(self.prefix)
+                if request and self.prefix:
+                    self.pool.leave(worker.name for worker in self.workers.values())
+                elif request and not stops:
+                    self.pool.stop()
+                self._see_ends(stops := stops or bool(request))
+                self._note_cells(self.pool.taken())
+                look()
+                if request >= 2 or not free + taken or (stops and not self.workers):
+                    break
+                if not stops:
+                    self._start(free)
+                if time.monotonic() > next_check:
+                    next_check = time.monotonic() + interval
+                    self._kill_stuck()
+                time.sleep(min(max(self.pause, 5 * (time.monotonic() - began)), LONGEST))
+        finally:
+            self._end_all()
+            look()
+
+    def _start(self, free: int) -> None:
+        """Start workers in empty slots, as long as there are more free cells than workers that look for one."""
+        idle = sum(not worker.cell for worker in self.workers.values())
+        for slot in [slot for slot in range(len(self.slots)) if slot not in self.workers][: max(0, free - idle)]:
+            name = f"{self.prefix}{slot}.{self.started}"
+            self.started += 1
+            self.workers[slot] = _Slot(name, self.launch(name, self.slots[slot]))
+
+    def _note_cells(self, taken: Mapping[str, Taken]) -> None:
+        for worker in self.workers.values():
+            cell = taken[worker.name].cell if worker.name in taken else ""
+            if cell and cell != worker.cell:
+                worker.began, worker.idle, self.no_cell = time.monotonic(), 0, 0
+            worker.cell = cell
+
+    def _see_ends(self, stops: bool) -> None:
+        ends = {slot: end for slot, worker in self.workers.items() if (end := worker.launched.end()) is not None}
+        taken = self.pool.taken() if ends else {}  # read once they are gone
+        for slot, end in ends.items():
+            worker = self.workers.pop(slot)
+            if end.blocked:
+                self.pool.stop()  # raises the reason, if it lasts
+            if worker.name in taken:
+                lost = end.lost or end.blocked or worker.reason == IDLE
+                self._give_back(
+                    worker.name, taken[worker.name], worker.reason or end.text, lost=lost, stops=stops or end.blocked
+                )
+            elif end.text and not worker.reason:
+                self.no_cell += 1
+                if self.no_cell >= NO_CELL:
+                    raise MachineError(f"{NO_CELL} workers in a row ended before they took a cell: {end.text}")
+
+    def _give_back(self, name: str, taken: Taken, text: str, *, lost: bool, stops: bool) -> None:
+        """Let the cell of a worker that is gone start once more, or fail."""
+        job, holder = self.jobs[taken.cell], Worker(taken.host, taken.pid)
+        status: CellStatus | Literal["free"]
+        if stops and lost:
+            status, events = "free", list[Event]()
+            release(job, self.work.machine, holder)
+        elif lost and taken.tries < 2:
+            status, events = "free", [Event(job.cell, "train", "interrupted", message=f"{text}: it starts again")]
+            release(job, self.work.machine, holder)
+        else:
+            status, events = "failed", record_loss(job, self.work.machine, holder, text)
+        events += [] if status == "free" else [Event(job.cell, "cell", status)]
+        stop = status == "failed" and self.work.fail_fast
+        said, counts = [asdict(event) for event in events], not (stops and lost)
+        self.pool.end(name, job.cell, status, said, counts=counts, stop=stop)
+
+    def _kill_stuck(self) -> None:
+        """Kill workers that made no progress for a lease, and those whose cell is over its time limit."""
+        recovery = self.work.machine.recovery
+        limit = recovery.time_limit
+        for name, taken in self.pool.taken().items():
+            worker = next((worker for worker in self.workers.values() if worker.name == name), None)
+            if worker is None or worker.cell != taken.cell:
+                continue
+            try:
+                working = is_working(self.jobs[taken.cell], self.work.machine, Worker(taken.host, taken.pid))
+            except Unavailable:  # without the database no worker can make progress
+                working = True
+            worker.idle = 0 if working else worker.idle + 1
+            if limit is not None and time.monotonic() - worker.began > limit + GRACE:
+                worker.reason = f"TimeLimit: the time limit of {limit:g} s is over, and the worker process did not stop"
+            elif worker.idle * check_interval(self.work.machine) > max(recovery.lease, IDLE_SECONDS):
+                worker.reason = IDLE
+            if worker.reason:
+                worker.launched.kill()
+
+    def _end_all(self) -> None:
+        """Let workers without a cell end by themselves, kill the others and release their cells."""
+        end = time.monotonic() + LEAVE
+        for worker in self.workers.values():
+            while not worker.cell and worker.launched.end() is None and time.monotonic() < end:
+                time.sleep(0.05)
+            if worker.launched.end() is None:
+                worker.launched.kill()
+        with contextlib.suppress(Unavailable):
+            taken = self.pool.taken()
+            for worker in self.workers.values():
+                if worker.name in taken:
+                    self._give_back(worker.name, taken[worker.name], "", lost=True, stops=True)
+
+
+def check_interval(machine: Machine) -> float:
+    """Seconds between two checks of the workers' progress."""
+    return min(max(machine.recovery.lease / 4, 5.0), 60.0)
+
+
+def supervised(
+    work: Work,
+    slots: Sequence[str],
+    launch: Callable[[Pool], Callable[[str, str], Launched]],
+    watch: Callable[[int, Event], None],
+    stop: Callable[[], int],
+    more_slots: Callable[[Sequence[Job]], Sequence[str]] | None = None,
+) -> dict[str, CellStatus]:
+    """Run workers in these slots until all cells have ended, and return each cell's status.
+
+    launch: gives, for a pool, what starts a worker. more_slots: called with the free jobs after each cell's first
+    round; returns the slots, these and new ones.
+    """
+    jobs = {job.cell: job for job in work.jobs}
+    last, started, statuses = 0, set[str](), dict[str, str]()
     try:
-        with open_store(machine.db) as store:
-            return work(job, machine, store, notify, stop)
+        with open_store(work.machine.db) as store:
+            store.database.stop = lambda: stop() >= 2  # type: ignore[method-assign]
+            pool = Pool.create(store.database, work.text(), list(jobs))
+            supervisor = Supervisor(pool, work, list(slots), launch(pool))
+
+            def look() -> None:
+                nonlocal last
+                last, found = pool.events(last)
+                for worker, values in found:
+                    event = Event(**values)
+                    watch(slot_of(worker), event)
+                    if more_slots and (event.stage, event.kind) == ("train", "progress") and event.cell not in started:
+                        started.add(event.cell)
+                        free = [jobs[cell] for cell, status in pool.statuses().items() if status == FREE]
+                        supervisor.slots[:] = more_slots(free)
+
+            try:
+                supervisor(stop, look)
+                statuses = pool.statuses()
+            finally:
+                with contextlib.suppress(Unavailable):
+                    pool.delete()
     except Unavailable as error:
-        notify(Event(job.cell, "train", "blocked", message=str(error)))
-        return "blocked"
-    except Exception as error:
-        is_expected = isinstance(error, FatbenchError)
-        notify(Event(job.cell, "train", "failed", message=str(error) if is_expected else traceback.format_exc()))
-        return "failed"
+        watch(0, Event("", "train", "blocked", message=str(error)))
+        return dict.fromkeys(jobs, "blocked")
+    ends = {cell: "interrupted" if status in (FREE, TAKEN) else status for cell, status in statuses.items()}
+    return cast(dict[str, CellStatus], ends)
 
 
-def record_loss(
-    job: Job, machine: Machine, worker: Worker | str | None, text: str, watch: Callable[[int, Event], None], slot: int
-) -> CellStatus:
-    """Mark the stages that a dead worker held as failed; those of other processes stay as they are."""
+def record_loss(job: Job, machine: Machine, worker: Worker | str, text: str) -> list[Event]:
+    """Mark the stages that a dead worker held as failed, and say so; those of other processes stay as they are."""
     with open_store(machine.db) as store:
         held_runs = _held_stages(store, job, worker)
         for run in held_runs.values():
             store.fail(run, text)
-    for stage in held_runs or ["train"]:
-        watch(slot, Event(job.cell, stage, "failed", message=text))
-    return "failed"
+    return [Event(job.cell, stage, "failed", message=text) for stage in held_runs or ["train"]]
 
 
-def release(job: Job, machine: Machine, worker: Worker | str | None) -> None:
+def release(job: Job, machine: Machine, worker: Worker | str) -> None:
     """Release the stages that a dead worker, or any process of a SLURM job, held; they resume from their checkpoints.
 
     If the database cannot be written, other processes still notice that the worker's process is gone.
@@ -125,8 +318,8 @@ def is_working(job: Job, machine: Machine, worker: Worker) -> bool:
         return any(rows[job.cell, stage].alive for stage in held_runs)
 
 
-def _held_stages(store: Store, job: Job, worker: Worker | str | None) -> dict[str, int]:
-    """stage -> run, of the stages of a cell that a worker holds. worker: None for nobody; a string is a SLURM job."""
+def _held_stages(store: Store, job: Job, worker: Worker | str) -> dict[str, int]:
+    """stage -> run, of the stages of a cell that a worker holds. worker: a string is a SLURM job."""
     rows = store.stages([job.cell]).values()  # read before the runs, so that no row lacks its run
     runs = {run["id"]: run for run in store.runs([job.cell])}
 

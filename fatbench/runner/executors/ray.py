@@ -21,8 +21,9 @@ from dataclasses import replace
 from typing import Any
 
 from fatbench.errors import MachineError, SpecError
-from fatbench.runner.executors import Worker, attempt, device_and_jobs, local, record_loss, release, say, this_worker
+from fatbench.runner.executors import Worker, device_and_jobs, local, record_loss, release, say, this_worker
 from fatbench.runner.jobs import CellStatus, Event, Job, Machine
+from fatbench.runner.worker import attempt
 from fatbench.store.database import Database
 from fatbench.suite import plugins
 
@@ -163,7 +164,8 @@ def _run(
                 worker, node = workers.pop(job.cell, (None, ""))
                 if job.cell not in restarted and (reason := _retry_reason(ray, error, node)):
                     restarted.add(job.cell)
-                    release(job, machine, worker)
+                    if worker is not None:
+                        release(job, machine, worker)
                     if not halted:
                         waiting.append(job)
                         text = f"{reason}: it starts again"
@@ -173,7 +175,10 @@ def _run(
                 else:
                     place_text = f" on {worker.host}" if worker else ""
                     text = f"the Ray worker{place_text} ended: {type(error).__name__}: {str(error).splitlines()[0]}"
-                    status = record_loss(job, machine, worker, text, watch, slot)
+                    lost = [Event(job.cell, "train", "failed", message=text)]
+                    for event in record_loss(job, machine, worker, text) if worker else lost:
+                        watch(slot, event)
+                    status = "failed"
             statuses[job.cell] = status
             watch(slot, Event(job.cell, "cell", status))
             if status == "blocked" or (status == "failed" and fail_fast):
@@ -184,7 +189,8 @@ def _run(
         ray.wait(list(tasks), num_returns=len(tasks), timeout=10)
         hear()
     for _, job in tasks.values():
-        release(job, machine, workers.get(job.cell, (None, ""))[0])
+        if job.cell in workers:
+            release(job, machine, workers[job.cell][0])
     for job in jobs:
         statuses.setdefault(job.cell, "interrupted")
     return statuses

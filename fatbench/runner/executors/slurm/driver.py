@@ -12,12 +12,13 @@ from typing import Any
 
 from fatbench.errors import MachineError
 from fatbench.runner import progress
-from fatbench.runner.executors import open_store, record_loss, release
+from fatbench.runner.executors import record_loss, release
 from fatbench.runner.executors.slurm import plan as folders
 from fatbench.runner.executors.slurm import queue, table
 from fatbench.runner.executors.slurm.plan import Ear, Plan
 from fatbench.runner.executors.slurm.queue import OVER, UNFINISHED, Queued
 from fatbench.runner.jobs import CellStatus, Event, Job, Machine
+from fatbench.runner.worker import open_store
 
 PAUSE = 1.0  # seconds between two looks at the jobs' reports
 ASK = 20.0  # seconds between two queries to SLURM, each for all jobs
@@ -344,8 +345,9 @@ class Driver:
         cells, lanes = list(job.in_hand), dict(job.in_hand)
         self._give_back(job, text, but=failing)
         for cell in failing:
-            status = record_loss(self.cells[cell], self.machine, job.id, text, self.watch, lanes[cell])
-            self._end_cell(cell, status, lanes[cell])
+            for event in record_loss(self.cells[cell], self.machine, job.id, text):
+                self.watch(lanes[cell], event)
+            self._end_cell(cell, "failed", lanes[cell])
         self._forget(job)
         if self.halted:
             return

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from fatbench.errors import FatbenchError
 from fatbench.runner import progress
-from fatbench.runner.executors import local, open_store, release
+from fatbench.runner.executors import local, release
 from fatbench.runner.executors.slurm.plan import (
     DATABASE,
     IN_VAIN,
@@ -35,6 +35,7 @@ from fatbench.runner.executors.slurm.plan import (
 from fatbench.runner.executors.slurm.table import REQUEUE_CODE
 from fatbench.runner.jobs import Event, Job
 from fatbench.runner.processes import heard_signals
+from fatbench.runner.worker import open_store
 from fatbench.suite import signatures
 
 LOOK = 2.0  # seconds between two looks at the run's folder
@@ -70,7 +71,7 @@ class Work:
             free_jobs = self._free(self._rotated_jobs())
             if not free_jobs:
                 break
-            statuses = local.run(free_jobs, self.machine, slots, self._watch, self.stop, still=self._free)
+            statuses = local.run(free_jobs, self.machine, slots, self._watch, self.stop)
             for job in free_jobs:
                 if statuses[job.cell] == "waiting":
                     self.voice.tell("over", job.cell, "waiting")
