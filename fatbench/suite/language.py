@@ -232,9 +232,10 @@ class Expansion:
                 _demand_same_network(origin_cell, cell, location)
             has_radius = any("eps" in call for call in (*cell.walk(), *(item.attack for item in evaluations)))
             of_task = str(task) if task and has_radius else ""
+            short = calls.without_defaults(cell)
             for seed in origin_seeds:  # checked once: cells of a point differ by their seed alone
                 seeded = calls.Call(cell.signature, {**cell, "seed": seed})
-                id = cells.identity(seeded)
+                id = cells.digest({**short, "seed": seed})[:12]
                 planned.append(Cell(id, key, seeded, evaluations, origin_cell, perturbation=of_task, written=paths))
         return planned, (evaluate, evaluate_layers) if evaluate.transfer else None
 
