@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from sqlalchemy import select, update
 from typer.testing import CliRunner
 
-from fatbench import packed
+from fatbench import api, packed
 from fatbench.cli.app import app
 from fatbench.engine.rounds import Number
 from fatbench.errors import CONTROL, DatabaseError, FatbenchError, MachineError, SpecError
@@ -1172,3 +1172,15 @@ def test_sentences_in_the_names_of_older_numbers_become_codes(store: Store, othe
         "flag_" not in text
         and json.loads(text.splitlines()[1])["runs"] == json.loads(exported(store).splitlines()[1])["runs"]
     )
+
+
+@pytest.mark.parametrize("label", ["SFAT", "FAT"])
+def test_labels_that_a_suite_does_not_give_are_said_when_a_file_is_imported(label: str, tmp_path: Path) -> None:
+    """Digests do not cover them: who edits a label moves a number to another row of a table."""
+    file = tmp_path / "edited.jsonl"
+    with packed.read_text(Path(__file__).parent.parent / "results" / "sfat-fashion-cpu.jsonl.xz") as stream:
+        file.write_text(stream.read().replace('"method":"SFAT"', f'"method":"{label}"'))
+    (summary,), _, found = api.take_in([file], str(tmp_path / "x.db"), None)
+    said = r"sfat-fashion, preset cpu: method of cell \w+ is 'FAT' in the file and 'SFAT' in the suite, and 7 more"
+    assert summary["cells"] == 31 and len(found) == (label != "SFAT")
+    assert all(re.fullmatch(said, sentence) for sentence in found)

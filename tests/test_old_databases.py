@@ -43,7 +43,7 @@ def test_an_older_database_is_taken_over(number: str, tmp_path: Path, monkeypatc
     monkeypatch.delenv("FATBENCH_FILES", raising=False)
     file, new = old(tmp_path, number), tmp_path / "new.db"
     before = hashlib.sha256(file.read_bytes()).hexdigest()
-    (summary,), _ = api.take_in([file], str(new), None)
+    (summary,), *_ = api.take_in([file], str(new), None)
     assert (summary["cells"], summary["new numbers"], summary["files of models"]) == (2, 5, 2)
     assert hashlib.sha256(file.read_bytes()).hexdigest() == before
     assert "intact" in integrity.check(str(new))

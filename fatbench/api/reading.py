@@ -463,7 +463,7 @@ def import_results(*files: str | Path, db: str | Path | None = None) -> pandas.D
     """
     import pandas
 
-    summaries, _ = take_in([Path(file) for file in files], None if db is None else str(db), None)
+    summaries, *_ = take_in([Path(file) for file in files], None if db is None else str(db), None)
     return pandas.DataFrame(summaries).set_index("file")
 
 
@@ -500,8 +500,12 @@ def export_results(
 # --- shared with the commands -------------------------------------------------------------------------------------
 
 
-def take_in(sources: Sequence[Path], db: str | None, problems: list[str] | None) -> tuple[list[dict[str, Any]], Any]:
+def take_in(
+    sources: Sequence[Path], db: str | None, problems: list[str] | None
+) -> tuple[list[dict[str, Any]], Any, list[str]]:
     """Import files after checking them all; counts for each, and the differences of cells with unequal repetitions.
+
+    Last, a sentence on each preset whose cells have other labels in our suite than in a file.
 
     problems: collects the reasons for invalid lines, which are then left out; None: an invalid line is an error.
     """
@@ -514,7 +518,7 @@ def take_in(sources: Sequence[Path], db: str | None, problems: list[str] | None)
     if databases := [source for source in sources if old_databases.is_database(source)]:
         if len(sources) > 1:
             raise SpecError(f"{databases[0]} is a database: import it by itself")
-        return [_take_over(databases[0], settings.database(db))], {}
+        return [_take_over(databases[0], settings.database(db))], {}, []
     with opened(db, create=True) as store:
         checked = [
             jsonl.check(store, source, identify=identity, contradiction=contradiction, problems=problems)
@@ -527,10 +531,10 @@ def take_in(sources: Sequence[Path], db: str | None, problems: list[str] | None)
             summaries.append({"file": str(file), **summary, "invalid lines": len(lines.bad)})
         for plan in labels.of_unlabelled(store):
             store.store_points(labels.points_of(plan))
-        labels.mark_shipped(store, cells)
+        relabelled = labels.mark_shipped(store, cells)
         sql_tables.judge(store, sorted(cells))
         several = any(summary["new replicates"] for summary in summaries)
-        return summaries, inputs.differing_replicates(store.database) if several else {}
+        return summaries, inputs.differing_replicates(store.database) if several else {}, relabelled
 
 
 def _take_over(file: Path, url: str) -> dict[str, Any]:

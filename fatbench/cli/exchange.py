@@ -167,7 +167,7 @@ def take_in(files: Sequence[Path], skip_bad: bool = False, format: str = "text")
 
     problems: list[str] | None = [] if skip_bad else None  # None: an invalid line is an error
     with working(f"reading {', '.join(map(str, files))}"):
-        file_counts, differing = api.take_in(files, None, problems)
+        file_counts, differing, relabelled = api.take_in(files, None, problems)
     for message in problems or ():
         print(f"fatbench: skipped: {message}", file=sys.stderr)
     for summary in file_counts if format != "json" else ():
@@ -181,6 +181,8 @@ def take_in(files: Sequence[Path], skip_bad: bool = False, format: str = "text")
     for cell, reasons in differing.items():
         words = "; ".join(reason.beside for reason in reasons)
         print(f"fatbench: {cell} is no repetition of its cell, they differ in {words}", file=sys.stderr)
+    for sentence in relabelled:
+        print(f"fatbench: {sentence}", file=sys.stderr)
     if format == "json":
         summaries = [{key.replace(" ", "_"): value for key, value in summary.items()} for summary in file_counts]
         print_json({"files": summaries, "skipped": problems or []})

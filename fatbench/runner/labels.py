@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -10,7 +11,7 @@ from sqlalchemy import and_, select
 
 from fatbench.errors import FatbenchError
 from fatbench.store import replicates
-from fatbench.store.points import Point, labels_text, points_of_cells, seeds_of, wrongly_marked
+from fatbench.store.points import Place, Point, labels_key, labels_text, points_of_cells, seeds_of, wrongly_marked
 from fatbench.store.schema import POINTS, RUNS
 from fatbench.suite import files
 
@@ -47,8 +48,8 @@ def points_of(plan: Plan) -> list[Point]:
     return list(points)
 
 
-def mark_current(suite: Suite, preset: str, store: Store) -> None:
-    """Tell SQL which stored cells a suite's preset has today, whatever filter or seeds a run was given."""
+def mark_current(suite: Suite, preset: str, store: Store) -> Collection[Place]:
+    """Tell SQL which stored cells a suite's preset has today, whatever filter or seeds a run was given; its places."""
     cells = suite.plan(preset, refuse=False).cells
     with store.database.reading() as connection:
         other_seeds = seeds_of(connection, suite.name, preset) - {cell.spec["seed"] for cell in cells}
@@ -56,19 +57,38 @@ def mark_current(suite: Suite, preset: str, store: Store) -> None:
         cells = [*cells, *suite.plan(preset, sorted(other_seeds), refuse=False).cells]
     places = {(cell.id, frozenset(cell.key.items())) for cell in cells}
     with store.database.reading() as connection:
-        if not wrongly_marked(connection, suite.name, preset, places):
-            return
-    store.mark_current(suite.name, preset, places)
+        is_marked = not wrongly_marked(connection, suite.name, preset, places)
+    if not is_marked:
+        store.mark_current(suite.name, preset, places)
+    return places
 
 
-def mark_shipped(store: Store, cells: Collection[str]) -> None:
-    """Tell SQL which of these cells stand in the suites of this program today."""
+def mark_shipped(store: Store, cells: Collection[str]) -> list[str]:
+    """Tell SQL which of these cells stand in the suites of this program today; a sentence on those labelled otherwise.
+
+    A cell's settings are checked against its id, but nothing but the suite says which labels they have.
+    """
+    sentences = []
     with store.database.reading() as connection:
-        presets = {(point.suite, point.preset) for point in points_of_cells(connection, cells)}
-    for suite, preset in sorted(presets):
-        if files.split_settings(suite)[0] in files.available():
-            with suppress(FatbenchError):  # a preset or a setting of another version
-                mark_current(files.load(suite), preset, store)
+        points = [*points_of_cells(connection, cells)]
+    for suite, preset in sorted({(point.suite, point.preset) for point in points}):
+        if files.split_settings(suite)[0] not in files.available():
+            continue
+        with suppress(FatbenchError):  # a preset or a setting of another version
+            places = mark_current(files.load(suite), preset, store)
+            labels_here = {cell: dict(labels) for cell, labels in places}
+            stated = [one for one in points if (one.suite, one.preset, one.current) == (suite, preset, True)]
+            others = [
+                one for one in stated if one.cell in labels_here and (one.cell, labels_key(one.labels)) not in places
+            ]
+            for one in others[:1]:
+                theirs, ours = json.loads(one.labels), labels_here[one.cell]
+                axis = next(axis for axis in {**theirs, **ours} if theirs.get(axis) != ours.get(axis))
+                sentences.append(
+                    f"{suite}, preset {preset}: {axis} of cell {one.cell} is {theirs.get(axis)!r} in the file and "
+                    f"{ours.get(axis)!r} in the suite{f', and {len(others) - 1} more' if others[1:] else ''}"
+                )
+    return sentences
 
 
 def _name(call: Mapping[str, Any] | None) -> str:

@@ -19,7 +19,7 @@ from fatbench.store.stages import Store
 
 
 @contextmanager
-def judged(db: str | None, cells: Iterable[str], mark: Callable[[Store], None] | None = None) -> Iterator[None]:
+def judged(db: str | None, cells: Iterable[str], mark: Callable[[Store], object] | None = None) -> Iterator[None]:
     """Judge cells after the work in the block, however it ended; a missing database is skipped.
 
     mark: called then, too, such as what says which points are current.
