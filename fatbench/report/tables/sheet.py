@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+from collections import namedtuple
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -52,7 +53,12 @@ Entry = Any  # one row of the entries, see ENTRY
 
 def as_tuples(frame: DataFrame) -> list[Entry]:
     """The rows of a frame, their columns as attributes."""
-    return [*frame.itertuples(index=False, name="Entry")]
+    return [*map(_row_class(tuple(frame.columns))._make, zip(*(frame[name].tolist() for name in frame), strict=True))]
+
+
+@functools.cache  # a class of a frame's columns takes longer to make than a hundred rows of it
+def _row_class(names: tuple[str, ...]) -> Any:
+    return namedtuple("Entry", names, rename=True)  # the names are those of a suite's axes
 
 
 # The entries: where they stand (row, group, column: positions from 0; the labels of rows and groups; own: a plug-in's
