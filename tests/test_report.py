@@ -401,6 +401,24 @@ def test_a_published_number_that_a_constant_has_is_marked(tmp_path: Path) -> Non
     assert at(grid, "FAT", "natural", "Non-IID").published_flag == ""
 
 
+def test_a_published_number_that_is_asked_about_is_marked(
+    tmp_path: Path, run: Callable[..., tuple[int, str, str]]
+) -> None:
+    """A paper's table with its YAML file: PGD-20 leaves more than no attack; `check` counts it, the table marks it."""
+    suite = written(tmp_path, published=PUBLISHED.replace("32.58", "62.58"))
+    description = tmp_path / "published" / "tiny.yaml"
+    description.write_text("paper: tiny\nread: here\ntables: [{file: tiny.csv, table: 1, radius: 8/255}]\n")
+    grid = build(suite, suite.plan("paper"), [])[0]
+    asked = "at most 62.58 %, by the weaker attack of its row"
+    assert at(grid, "FAT", "PGD-20", "Non-IID").published_flag == asked
+    assert ("a", f"as published: {asked}") in grid.footnotes
+    assert at(grid, ODD, "PGD-20", "Non-IID").published_flag == ""
+    code, text, _ = run("check", str(tmp_path / "tiny.yaml"))
+    assert code == 0 and "asked about in tiny.csv: 3 of its numbers (fatbench audit " in text
+    description.unlink()
+    assert at(build(suite, suite.plan("paper"), [])[0], "FAT", "PGD-20", "Non-IID").published_flag == ""
+
+
 def test_unequal_classes_have_a_constant_too() -> None:
     """CelebA's classes are two, whatever their shares: a constant has at least half."""
     suite = files.load("sfat-celeba")

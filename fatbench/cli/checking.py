@@ -95,6 +95,7 @@ def _kind(file: str) -> str:
 def _suites(names: list[str], format: str, result: dict[str, Any]) -> int:
     """Validate suites, every preset and table, without running anything; 2: one is invalid."""
     from fatbench import report
+    from fatbench.report import audit
     from fatbench.runner.versions import explain
     from fatbench.suite.files import load
 
@@ -116,6 +117,9 @@ def _suites(names: list[str], format: str, result: dict[str, Any]) -> int:
             rows.append({"file": name, "ok": True, "presets": sizes})
             if format == "text":
                 print(f"{name}: ok ({', '.join(f'{preset} {n} cells' for preset, n in sizes.items())})")
+                for file in dict.fromkeys(one.reference.file for one in suite.tables if one.reference is not None):
+                    if count := len(audit.marks(file)):
+                        print(f"{name}: asked about in {file.name}: {count} of its numbers (fatbench audit {file})")
                 for presets, sentence in report.unlike(suite, plans):
                     print(f"{name}: not compared in {presets}: {sentence}")
     result["suites"] = rows

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pandas
@@ -25,10 +26,11 @@ import pandas
 from fatbench.errors import SpecError
 from fatbench.report.audit.answers import Answer, Question
 from fatbench.report.audit.leads import deviations
-from fatbench.report.audit.papers import all_papers
+from fatbench.report.audit.papers import all_papers, paper_with
 from fatbench.report.audit.questions import QUESTIONS, equal
 from fatbench.report.audit.reading import UNPRINTED, Long
 
+MARKED = ("order", "grain", "equal", "radius")  # a number below a constant is marked wherever it stands
 SHOWN = 12  # rows of an answer in a terminal and on a page; JSON has all
 
 
@@ -181,3 +183,20 @@ def of_papers(spread: float | None = None, name: str | None = None) -> Audit:
     chosen = [paper for paper in all_papers() if name in (None, paper.name)]
     longs = [Long(paper.numbers, list(paper.unread)) for paper in chosen]
     return audit(longs, spread, {key: reply for paper in chosen for key, reply in paper.answers.items()})
+
+
+def marks(file: Path) -> Mapping[tuple[int, str], str]:
+    """(line, column) of a paper's CSV file -> what is asked about its number; empty: no paper's YAML names the file."""
+    if (paper := paper_with(file)) is None:
+        return {}
+    of_file = paper.numbers["file"] == file.name
+    where = dict(
+        zip(paper.numbers.index, zip(paper.numbers["place"] + 1, paper.numbers["head"], strict=True), strict=True)
+    )
+    words: dict[tuple[int, str], str] = {}
+    for question in QUESTIONS:
+        places = question.ask(paper.numbers).places if question.name in MARKED else {}
+        for at, text in places.items():
+            if of_file[at]:
+                words[where[at]] = f"{words[where[at]]}; {text}" if where[at] in words else text
+    return words

@@ -51,6 +51,14 @@ def all_papers() -> tuple[Paper, ...]:
     return tuple(load(file) for _, file in sorted(files.items()))
 
 
+def paper_with(file: Path) -> Paper | None:
+    """The paper whose YAML file, beside this table, names it; None without one."""
+    for description in sorted(file.parent.glob("*.yaml")):
+        if file.name in description.read_text(encoding="utf-8"):
+            return load(description)
+    return None
+
+
 def load(file: Path) -> Paper:
     """The paper of a YAML file. SpecError: an unknown key, a missing one, or a table that is not understood."""
     from ruamel.yaml import YAML

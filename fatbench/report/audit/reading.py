@@ -196,8 +196,8 @@ def radius_value(text: str) -> float:
 
 def read(grid: Grid, name: str, known: Known) -> Long:
     """The numbers of a grid. SpecError: no column is understood as an accuracy."""
-    heads, body = _heads(_halved(grid.cells, known.attacks))
-    heads = [known.columns.get(head, head) for head in heads]
+    as_printed, body = _heads(_halved(grid.cells, known.attacks))
+    heads = [known.columns.get(head, head) for head in as_printed]
     columns = [tuple(row[column] for row in body) for column in range(len(heads))]
     labels = _label_columns(heads, columns, known, name)
     caption = head_of(re.sub(r"(?i)table [\w.]+[:.]?", "", grid.caption))
@@ -251,7 +251,7 @@ def read(grid: Grid, name: str, known: Known) -> Long:
                 "value": parsed[0], "decimals": parsed[2],
                 "deviation": deviation[0] if deviation else math.nan if parsed[1] is None else parsed[1],
                 "runs": _number(said.get("runs", "")), "n": _number(said.get("n", "")),
-                "classes": _number(said.get("classes", "")), "head": heads[column], "place": place,
+                "classes": _number(said.get("classes", "")), "head": as_printed[column], "place": place,
             })  # fmt: skip
     numbers = pandas.DataFrame(rows, columns=LONG).drop_duplicates(
         ["paper", "table", "dataset", "setting", "method", "attack", "steps", "radius", "value", "place"]

@@ -20,6 +20,7 @@ class Entry(NamedTuple):
     most: float | None = None  # where the paper gives a range; the value is its least
     std: float | None = None
     flag: str = ""
+    place: tuple[int, str] = (0, "")  # line and column of its file
 
 
 class Lookup:
@@ -46,7 +47,7 @@ class Lookup:
         matching = [
             (line, row) for line, row in rows.items() if all(_is_equal(row[c], v) for c, v in published.match.items())
         ]
-        self.rows = [row for _, row in matching]
+        self.rows = matching
         self._demand_numbers(matching)
 
     def _demand_numbers(self, rows: Sequence[tuple[int, Mapping[str, str]]]) -> None:
@@ -78,9 +79,10 @@ class Lookup:
         if heading not in published.values:
             return Entry()
         labels = published.labels
-        row = self._row({c: labels.get(point.get(a, ""), point.get(a, "")) for a, c in published.rows.items()})
-        if row is None:
+        found = self._row({c: labels.get(point.get(a, ""), point.get(a, "")) for a, c in published.rows.items()})
+        if found is None:
             return Entry()
+        line, row = found
 
         def number(columns: Mapping[str, str]) -> float | None:
             return (
@@ -91,12 +93,15 @@ class Lookup:
         if value is None:
             return Entry()
         most = number(published.to)
-        flag = self._flag(row.get("flag", ""), self._column(published.values[heading], point))
-        return Entry(value, None if most == value else most, number(published.std), flag)
+        column = self._column(published.values[heading], point)
+        flag = self._flag(row.get("flag", ""), column)
+        return Entry(value, None if most == value else most, number(published.std), flag, (line, column))
 
-    def _row(self, labels: Mapping[str, str]) -> dict[str, str] | None:
+    def _row(self, labels: Mapping[str, str]) -> tuple[int, Mapping[str, str]] | None:
         matching_rows = [
-            row for row in self.rows if all(_is_equal(row[column], value) for column, value in labels.items())
+            (line, row)
+            for line, row in self.rows
+            if all(_is_equal(row[column], value) for column, value in labels.items())
         ]
         if len(matching_rows) > 1:
             condition_text = ", ".join(f"{column}={value}" for column, value in labels.items())

@@ -14,6 +14,7 @@ from typing import Any
 from pandas import DataFrame
 
 from fatbench.data.catalogue import CATALOGUE
+from fatbench.report import audit
 from fatbench.report.contrasts import of_values, share
 from fatbench.report.numbers import provenance
 from fatbench.report.numbers.doubts import NOT_ABOVE, Doubt, with_seeds
@@ -264,20 +265,20 @@ def _plugin_rows(points: Points) -> set[int]:
 
 def _with_published(entries: DataFrame, plan: Plan, points: Points, lookup: Lookup, select: str) -> DataFrame:
     """The entries with the published number of each planned point."""
-    records = []
+    records, asked = [], audit.marks(lookup.published.file)
     for row, group, column, planned in zip(*(entries[name] for name in PLACE), strict=True):
         cells, heading = points.cells_at(row, group, column), points.headings[column]
         if not planned or not cells:
             records.append(tuple(ENTRY[name] for name in PUBLISHED))
             continue
         source = points.sources[heading]
-        value, most, std, flag = lookup.find({**cells[0].key, SERIES: heading}, heading)
+        value, most, std, flag, place = lookup.find({**cells[0].key, SERIES: heading}, heading)
         # a difference has no floor
         floor = _chance_flag(cells[0], source, None if points.table.sources[heading].relative else value)
         measured_checkpoint = source.checkpoint(select)
         paper_checkpoint = lookup.select if measured_checkpoint else ""
         comparable = as_published(plan, cells) and paper_checkpoint == measured_checkpoint
-        flags = "; ".join(filter(None, (flag, floor)))
+        flags = "; ".join(filter(None, (flag, floor, asked.get(place))))
         records.append((value, most, std, flags, paper_checkpoint, lookup.formula and value is not None, comparable))
     return entries.assign(**columns(PUBLISHED, records))
 
