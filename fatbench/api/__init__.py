@@ -8,6 +8,7 @@
     running        suites, plans, runs
     needs          what cells need: data sets, weights, functions
     reading        stored results as tables, frames and figures
+    exchanging     results between machines, and cells that are half done
     tables         the class Table
     outcome_rows   which test images a cell classified right
     sites          what a site shows
@@ -37,12 +38,11 @@ from fatbench.api.asking import known_choice
 from fatbench.api.auditing import audit
 from fatbench.api.comparing import Comparison, compare, tests
 from fatbench.api.evaluating import CHECK, Evaluation, attack_and_store, evaluate
+from fatbench.api.exchanging import export_results, half_done, import_results, take_in
 from fatbench.api.making import make_suite, names, register
 from fatbench.api.parts import aggregate, load_data, partition
 from fatbench.api.reading import (
     existing_store,
-    export_results,
-    import_results,
     list_models,
     load_model,
     outcomes,
@@ -50,7 +50,6 @@ from fatbench.api.reading import (
     plot,
     results,
     table,
-    take_in,
     to_read,
     why_empty,
 )
@@ -70,6 +69,7 @@ __all__ = [
     "evaluate",
     "existing_store",
     "export_results",
+    "half_done",
     "import_results",
     "known_choice",
     "list_models",

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
 
 from fatbench import packed, report, settings
 from fatbench.api.asking import Plugins, Seeds, Where, filter_text, known_choice, names, plugged, seed_list
@@ -220,7 +220,7 @@ def table(
         known_choice("notes", notes, LEVELS)
     known_choice("images", images, IMAGES)
     with plugged(plugins, db), opened(db) as store:
-        asked = [suite] if isinstance(suite, str | Path | Suite) else list(suite) or _with_results(store)
+        asked = [suite] if isinstance(suite, str | Path | Suite) else list(suite) or with_results(store)
         plans = [planned_suite(one, preset, seed_list(seeds), filter_text(where), store) for one in asked]
         for one, plan in plans:
             report.check(one, plan)
@@ -276,7 +276,7 @@ def _part(suite: Suite, plan: Plan, store: Store | None, with_evaluated: bool, o
     return Part(suite, plan, build_tables(suite, plan, store, evaluated=evaluated, **options))
 
 
-def _with_results(store: Store | None) -> list[str]:
+def with_results(store: Store | None) -> list[str]:
     """Suites that have results, by name or by their file in the working directory; says which are nowhere."""
     from fatbench.runner import progress
     from fatbench.suite.folders import own_files
@@ -455,108 +455,7 @@ def _result_files(results: str | Path | Sequence[str | Path]) -> list[Path]:
     return [Path(file) for file in listed] or packed.results_in(Path("results"))
 
 
-def import_results(*files: str | Path, db: str | Path | None = None) -> pandas.DataFrame:
-    """Import files of `export_results` into a database; a row for each file counts its cells and what was new.
-
-    All files are checked first; importing a file twice changes nothing. ExchangeError: a file is not an export, is
-    damaged, or contradicts the database.
-    """
-    import pandas
-
-    summaries, *_ = take_in([Path(file) for file in files], None if db is None else str(db), None)
-    return pandas.DataFrame(summaries).set_index("file")
-
-
-def export_results(
-    path: str | Path | TextIO,
-    *,
-    suite: str | Path | Suite | None = None,
-    preset: str | None = None,
-    seeds: Seeds = None,
-    where: Where = None,
-    cells: Sequence[str] | None = None,
-    without: str | Sequence[str] = (),
-    plugins: Plugins = (),
-    db: Db = None,
-) -> int:
-    """Write results as JSON lines, which `results(db=path)` reads and others import; returns the number of cells.
-
-    path: a name that ends in .gz or .xz is compressed. suite, preset, seeds, where: only these cells; or cells: their
-    ids. without: metrics whose numbers for single clients are left out. NothingMatched: there are no such cells.
-    """
-    from fatbench.store import jsonl
-
-    with plugged(plugins, db), opened(db) as store:
-        plan = None
-        if suite is not None:  # before the database: a misspelt name is said first
-            plan = planned_suite(suite, preset, seed_list(seeds), filter_text(where), store)[1]
-        store = existing_store(store, db)
-        cells = cells if plan is None else [cell.id for cell in plan.to_run()]
-        if plan is not None and not store.known_cells(cells or ()):
-            raise NothingMatched(f"the database has no cell of '{plan.suite}', preset {plan.preset}")
-        return jsonl.export(store, path, cells, names(without))
-
-
 # --- shared with the commands -------------------------------------------------------------------------------------
-
-
-def take_in(
-    sources: Sequence[Path], db: str | None, problems: list[str] | None
-) -> tuple[list[dict[str, Any]], Any, list[str]]:
-    """Import files after checking them all; counts for each, and the differences of cells with unequal repetitions.
-
-    Last, a sentence on each preset whose cells have other labels in our suite than in a file.
-
-    problems: collects the reasons for invalid lines, which are then left out; None: an invalid line is an error.
-    """
-    from fatbench.report.numbers import sql_tables
-    from fatbench.runner import labels
-    from fatbench.store import inputs, jsonl, old_databases
-    from fatbench.suite.asked import contradiction
-    from fatbench.suite.validate_import import identity
-
-    if databases := [source for source in sources if old_databases.is_database(source)]:
-        if len(sources) > 1:
-            raise SpecError(f"{databases[0]} is a database: import it by itself")
-        return [_take_over(databases[0], settings.database(db))], {}, []
-    with opened(db, create=True) as store:
-        checked = [
-            jsonl.check(store, source, identify=identity, contradiction=contradiction, problems=problems)
-            for source in sources
-        ]
-    summaries, cells = [], set[str]()
-    with Store.open(settings.database(db), create=True) as store:
-        for file, lines in zip(sources, checked, strict=True):
-            summary = jsonl.import_(store, file, identify=identity, checked=lines, imported_cells=cells)
-            summaries.append({"file": str(file), **summary, "invalid lines": len(lines.bad)})
-        for plan in labels.of_unlabelled(store):
-            store.store_points(labels.points_of(plan))
-        relabelled = labels.mark_shipped(store, cells)
-        sql_tables.judge(store, sorted(cells))
-        several = any(summary["new replicates"] for summary in summaries)
-        return summaries, inputs.differing_replicates(store.database) if several else {}, relabelled
-
-
-def _take_over(file: Path, url: str) -> dict[str, Any]:
-    """Make a new database of an older one, with its models; counts of what it holds. SpecError: `url` is not new."""
-    from fatbench.store import folder, integrity, old_databases
-
-    if "://" in url and not url.startswith("sqlite"):
-        raise SpecError(f"{settings.shown_url(url)}: a database is taken over into a new file (--db NEW.db)")
-    target = Path(url.removeprefix("sqlite:///"))
-    old_files, new_files = settings.files_folder(str(file)), settings.files_folder(url)
-    shares_files = old_files.resolve() == new_files.resolve()
-    if not shares_files and new_files.is_dir() and any(new_files.iterdir()):
-        raise SpecError(f"{new_files} is not empty: models of {file} are copied to a new folder")
-    old_databases.take_over(file, target, keep_identity=shares_files)
-    counts = integrity.counts(url, contents=False)
-    linked = 0
-    if not shares_files and old_files.is_dir():
-        linked = old_databases.link_files(old_files, new_files)
-        with Store.open(url) as store:
-            folder.claim(store, new_files)
-    numbers = {"new numbers": counts["numbers"], "files of models": linked}
-    return {"file": str(file), "cells": counts["cells"], **numbers, "invalid lines": 0}
 
 
 def with_table(plans: Sequence[tuple[Suite, Plan]], ids: Sequence[str]) -> list[tuple[Suite, Plan]]:

@@ -43,16 +43,26 @@ def export(
         list[str] | None,
         Option("--without", metavar="METRIC", help="Leave out each client's numbers of METRIC (jsonl)."),
     ] = None,
+    unfinished: Annotated[
+        bool, Option("--unfinished", help="Half-done cells with what they go on from, as a tar; no -o: only list them.")
+    ] = False,
     format: Annotated[str | None, formats(*EXPORTS)] = None,
     output: opt.Output = None,
 ) -> None:
-    """Write results as JSON lines, CSV, Parquet, or a copy of the database.
+    """Write results as JSON lines, CSV, Parquet, or a copy of the database; or half-done cells for another machine.
 
     The ending of -o decides the format: .jsonl (.gz and .xz are compressed), .csv, .parquet, .db; stdout has JSON
-    lines. Without a NAME or CELL all results are written.
+    lines. Without a NAME or CELL all results are written. With --unfinished, `fatbench import` of the tar goes on.
 
     Example: fatbench export fat-baselines -k 'method in [FAT, SFAT]' -o results.jsonl
     """
+    if unfinished:
+        if format is not None or without:
+            raise SpecError(
+                f"--unfinished writes a tar of all numbers: leave out {'--without' if without else '--format'}"
+            )
+        _half_done(targets or [], preset, where, output)
+        return
     format = known_format(format or format_of(output, EXPORTS, "jsonl"), EXPORTS)
     if format in ("parquet", "sqlite") and (output is None or (format == "sqlite" and str(output) == "-")):
         raise SpecError("say where with -o FILE", option=f"format {format}")
@@ -82,6 +92,25 @@ def export(
         api.export_results(target, cells=[*cells] if targets else None, without=without or ())
     if output is not None:
         say_written(output)
+
+
+def _half_done(targets: list[str], preset: str | None, where: list[str] | None, output: Path | None) -> None:
+    """Say which cells are half done and how large they are, and write them."""
+    from fatbench import api
+
+    names = [target for target in targets if is_suite(target)]
+    if not names and (preset or where):
+        raise SpecError("--preset and -k need a suite: fatbench export --unfinished NAME -k FILTER")
+    with opened(None) as store:
+        cells = [cell_in(store, target) for target in targets if target not in names]
+    # the cells of a suite and cells by id cannot be told apart afterwards
+    if names and cells:
+        raise SpecError("--unfinished: name suites or cells, not both")
+    with api.half_done(names, preset, None, named_filter(where), cells or None) as found:
+        print(found, file=sys.stdout if output is None else sys.stderr)
+        if output is not None:
+            found.write(output)
+            say_written(output)
 
 
 def _copy(output: Path) -> None:
@@ -144,7 +173,7 @@ def import_(
     ] = None,
     format: opt.Format = "text",
 ) -> None:
-    """Import results of other machines; importing twice changes nothing.
+    """Import results of other machines, or half-done cells; importing twice changes nothing.
 
     All files are checked first. With --as-published, a paper's table, or RobustBench's records, become published
     numbers of a suite of your own; --table, --label, --select and --unit say how to read it.

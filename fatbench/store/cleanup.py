@@ -15,9 +15,9 @@ from sqlalchemy import Connection, delete, select, update
 
 from fatbench import whole_file
 from fatbench.errors import MachineError, SpecError, Unavailable
-from fatbench.store import leases, numbers, replicates, rights
+from fatbench.store import leases, records, replicates, rights
 from fatbench.store.database import IMMUTABLE, lock, mode
-from fatbench.store.schema import CELLS, DOUBTS, OUTCOME_CHUNKS, POINTS, REPLICATES, ROUND_METRICS, RUNS, STAGES
+from fatbench.store.schema import CELLS, OUTCOME_CHUNKS, POINTS, REPLICATES, RUNS, STAGES
 from fatbench.store.stages import Store
 
 YOUNG = 600.0  # seconds; a younger file may belong to a process that has not committed yet
@@ -61,10 +61,7 @@ def _delete(store: Store, connection: Connection, cell: str) -> dict[str, int]:
     for row in connection.execute(running).all():
         if leases.is_held(row, leases.clock(connection, store.database.path)):
             raise SpecError(f"cell {row.cell}: a process is working on {row.stage}; stop it first")
-    counts = {"numbers": numbers.remove(connection, ROUND_METRICS.c.cell.in_(cell_ids))}
-    connection.execute(delete(DOUBTS).where(DOUBTS.c.cell.in_(cell_ids)))
-    for table in (OUTCOME_CHUNKS, STAGES, RUNS):
-        counts[table.name] = connection.execute(delete(table).where(table.c.cell.in_(cell_ids))).rowcount
+    counts = records.clear(connection, cell_ids)
     connection.execute(delete(POINTS).where(POINTS.c.cell.in_(cell_ids)))
     connection.execute(update(POINTS).where(POINTS.c.shown.in_(cell_ids)).values(shown=POINTS.c.cell))
     connection.execute(delete(REPLICATES).where(REPLICATES.c.id.in_(cell_ids)))

@@ -60,15 +60,21 @@ def export(
             id for id in connection.scalars(select(CELLS.c.id)) if wanted is None or copies.get(id, id) in wanted
         )
         with nullcontext(file) if hasattr(file, "write") else _new_file(Path(file)) as stream:
-            stream.write(dumps({"format": FORMAT, "schema_version": SCHEMA_VERSION, "cells": len(ids)}) + "\n")
             try:
-                for cell in records.read(connection, ids):
-                    stream.write(_exported(cell, without))
+                for line in lines(records.read(connection, ids), len(ids), without):
+                    stream.write(line)
             except ExchangeError as error:
                 raise DatabaseError(f"{error} (fatbench check)") from None
             except (ArithmeticError, LookupError, TypeError, ValueError) as error:  # no JSON, a row of no run
                 raise DatabaseError(f"{store.database.shown} cannot be read: {error} (fatbench check)") from None
     return len(ids)
+
+
+def lines(cells: Iterable[Cell], count: int, without: Collection[str] = ()) -> Iterator[str]:
+    """The lines of a file of `count` cells. DatabaseError: a finished stage is damaged."""
+    yield dumps({"format": FORMAT, "schema_version": SCHEMA_VERSION, "cells": count}) + "\n"
+    for cell in cells:
+        yield _exported(cell, without)
 
 
 @contextmanager

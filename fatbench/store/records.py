@@ -15,6 +15,7 @@ from fatbench.store.document import RUN_COLUMNS, Cell, Run, Sealing, Stage, bloc
 from fatbench.store.rows import batches, cell_row, dumps
 from fatbench.store.schema import (
     CELLS,
+    DOUBTS,
     NUMBERS,
     OUTCOME_CHUNKS,
     REPLICATES,
@@ -190,6 +191,15 @@ def add(connection: Connection, cells: Sequence[tuple[str, Cell]]) -> None:
         connection.execute(insert(STAGES), stages)
     _add_numbers(connection, ((id, cell, stage) for id, cell in cells for stage in cell.stages), ids)
     _add_outcomes(connection, [(id, stage) for id, cell in cells for stage in cell.stages])
+
+
+def clear(connection: Connection, ids: Sequence[str]) -> dict[str, int]:
+    """Delete the stages and runs of cells with their numbers, outcomes and doubts; how many there were of each."""
+    counts = {"numbers": numbers.remove(connection, ROUND_METRICS.c.cell.in_(ids))}
+    connection.execute(delete(DOUBTS).where(DOUBTS.c.cell.in_(ids)))
+    for table in (OUTCOME_CHUNKS, STAGES, RUNS):
+        counts[table.name] = connection.execute(delete(table).where(table.c.cell.in_(ids))).rowcount
+    return counts
 
 
 def add_points(connection: Connection, cells: Iterable[Cell]) -> None:
