@@ -47,6 +47,8 @@ ARGUMENTS = {  # of options whose argument in Python has another name
     "model": "network",
 }  # fmt: skip
 
+SHORT = ("c", "k", "o")  # options with one dash
+
 
 class FatbenchError(Exception):
     """An error that the reader of the message can correct; the command line returns `exit_code`.
@@ -72,7 +74,7 @@ class FatbenchError(Exception):
     def at_terminal(self) -> str:
         """The message with the option as it is typed."""
         name = self.option.partition(" ")[0]
-        return self._after(f"{'' if '.' in name else '-' if len(name) == 1 else '--'}{self.option}")
+        return self._after(f"{'' if '.' in name else '-' if name in SHORT else '--'}{self.option}")
 
     def _after(self, place: str) -> str:
         message = self._message()

@@ -194,7 +194,14 @@ def test_two_rows_of_committed_results(db: str, run: Any, tmp_path: Path) -> Non
     test = pgd20["test"]
     assert test["interval"][0] < -0.011 < test["interval"][1] and test["over"] == "seeds and images"
     assert test["p"] == pgd20["p"] > 0.05 and test["at_most"] > 0.011 and test["equivalent"] is None
-    code, out, _ = run("compare", "aggregator=sfat", "aggregator=samples", *SUITE, "--db", db, "--metric", "pgd20")
+    assert json.loads(out)["preset"] == "precision"
+    words = ("compare", "aggregator=sfat", "aggregator=samples", *SUITE, "--db", db, "--metric", "pgd20")
+    code, out, err = run(*words)
+    assert (code, err) == (0, "")
+    unnamed = run("compare", "SFAT", "FAT", *SUITE[:2], "--db", db, "--metric", "pgd20")
+    assert unnamed[2] == "fatbench: preset cpu, which has most cells here (--preset)\n"
+    assert run(*words, "-k", "run.precision=bf16") == (0, out, "")  # as all of these were run
+    assert run(*words, "-k", "run.precision=fp32")[0] == 3
     assert "A 23.90, B 25.00: difference -1.10" in out
     assert "=> not significantly different (p >= 0.05); they differ by at most" in out
     persons = tmp_path / "persons.txt"

@@ -142,7 +142,7 @@ def test_the_learning_curves_of_a_cell(suite: Suite, run: Callable[..., tuple[in
         ("drawn.yaml --by metod", 2, "--by: no axis is named 'metod' (did you mean 'method'?)"),
         ("drawn.yaml --metric natrual", 2, "--metric: no number is named 'natrual' (did you mean 'natural'?)"),
         ("drawn.yaml --metric cw", 2,
-         "--metric: 'cw' is measured on the final model, not in each round: give --x split, or one of pgd1,"
+         "--metric: 'cw' is measured on the final model, not in each round: take x from split, or one of pgd1,"
          " monitor, natural, natural_loss, train_loss"),
         ("drawn.yaml --x eps --metric cw", 2, "--metric: 'cw' is not evaluated at a list of radii; these are: pgd"),
         ("drawn.yaml --x class --metric natural", 2,

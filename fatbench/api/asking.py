@@ -6,21 +6,21 @@ import contextlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 from fatbench.errors import SpecError, UnknownName, did_you_mean, shown, whole
 from fatbench.store.opening import Db, listed_databases
 from fatbench.suite import files
 from fatbench.suite import plugins as naming
 from fatbench.suite.files import Suite
+from fatbench.suite.filters import Where as Where
+from fatbench.suite.filters import cells_and_run as cells_and_run
+from fatbench.suite.filters import filter_text as filter_text
 from fatbench.suite.seeds import parse_seeds
 
 Plugins = str | Path | Sequence[str | Path]
 Seeds = int | str | Sequence[int] | None
-Where = str | Mapping[str, Any] | None
 Overrides = str | Sequence[str] | Mapping[str, Any]
-P = ParamSpec("P")
-T = TypeVar("T")
 
 
 @contextlib.contextmanager
@@ -50,24 +50,6 @@ def seed_list(seeds: Seeds) -> list[int] | None:
         return [whole("seeds", seed) for seed in listed]
     except SpecError:
         raise SpecError(f"expected whole numbers such as [1, 2, 3], got {shown(seeds)}", option="seeds") from None
-
-
-def filter_text(where: Where) -> str | None:
-    """The text of a filter: {"method": "FAT", "clients": [5, 10]} is "method=FAT and (clients=5 or clients=10)"."""
-    if where is None or isinstance(where, str):
-        return where
-    if not isinstance(where, Mapping):
-        raise SpecError(f"where: expected a filter such as 'method=FAT', or a mapping, got {shown(where)}")
-    conditions = []
-    for name, value in where.items():
-        value = value.tolist() if hasattr(value, "tolist") else value  # of numpy
-        several = value if isinstance(value, list | tuple | set | range) else [value]
-        conditions.append(" or ".join(f"{name}={_quoted(str(choice))}" for choice in several))
-    return " and ".join(f"({condition})" for condition in conditions) or None
-
-
-def _quoted(label: str) -> str:
-    return f'"{label}"' if "'" in label else f"'{label}'"
 
 
 def settings(override: Overrides) -> list[str]:

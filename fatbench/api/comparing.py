@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fatbench import hub, whole_file
-from fatbench.api.asking import Plugins, Seeds, Where, filter_text, known_choice, names, plugged, seed_list
+from fatbench.api.asking import Plugins, Seeds, Where, cells_and_run, known_choice, names, plugged
 from fatbench.api.image_groups import labels_of
-from fatbench.api.reading import existing_store, planned_suite, to_read, trained_suites
+from fatbench.api.reading import existing_store, plan_read, trained_suites
 from fatbench.errors import NothingMatched, SpecError
 from fatbench.report import contrasts, pairs, sentences
 from fatbench.report.contrasts import Difference
@@ -43,6 +43,7 @@ class Comparison:
 
     parts: tuple[Difference, ...]
     text: str  # what is printed of them
+    preset: str = ""  # of the suite whose cells are compared; empty without one
 
     def __repr__(self) -> str:
         return self.text
@@ -121,9 +122,7 @@ def compare(
     if not isinstance(a, str) or not isinstance(b, str):
         return _compare_arrays(a, b, groups)
     with plugged(plugins, db):
-        return _compare_stored(
-            a, b, suite, names(metric), preset, seed_list(seeds), filter_text(where), select, groups=groups, db=db
-        )
+        return _compare_stored(a, b, suite, names(metric), preset, seeds, where, select, groups=groups, db=db)
 
 
 def tests(
@@ -144,29 +143,27 @@ def tests(
     """
     known_choice("select", select, CHECKPOINTS)
     with plugged(plugins, db):
-        _, families = declared_families(
-            suite, preset, seed_list(seeds), filter_text(where), select, groups=groups, db=db
-        )
+        plan, families = declared_families(suite, preset, seeds, where, select, groups=groups, db=db)
     parts = tuple(part for _, declared, cells, _ in families for part in contrasts.of_cells(declared, cells))
-    return Comparison(parts, "\n".join(text for *_, text in families))
+    return Comparison(parts, "\n".join(text for *_, text in families), plan.preset)
 
 
 Family = tuple[Tests, list[Difference], set[str] | None, str]  # of all comparisons; the cells that are shown, the text
 
 
 def declared_families(
-    suite: str | Path | Suite, preset: str | None, seeds: list[int] | None, where: str | None, select: Checkpoint, *,
+    suite: str | Path | Suite, preset: str | None, seeds: Seeds, where: Where, select: Checkpoint, *,
     groups: GroupsAsked, db: Db,
 ) -> tuple[Plan, list[Family]]:  # fmt: skip
     """The plan, not filtered, and each family that the suite declares. SpecError: it declares none."""
     with opened(db) as store:
-        chosen_suite, plan = planned_suite(suite, preset, seeds, None, store)
+        shown_cells, run = cells_and_run(where)
+        chosen_suite, plan = plan_read(suite, preset, seeds, None, store, run)
         declaring = [family for family in chosen_suite.tests if family.contrasts]
         if not declaring:
             raise SpecError(f"suite '{chosen_suite.name}' declares no contrasts (section 'tests', docs/suites.md)")
         store = existing_store(store, db)
-        plan = to_read(chosen_suite, plan, store)
-        cells = None if where is None else {cell.id for cell in filters.select(plan, where).cells}
+        cells = None if shown_cells is None else {cell.id for cell in filters.select(plan, shown_cells).cells}
         numbers_of = pairs.measured_numbers(
             store, [cell.id for cell in plan.cells], select, labels_of(groups)
         ).__getitem__
@@ -215,11 +212,10 @@ def _compare_arrays(a: Any, b: Any, groups: GroupsAsked) -> Comparison:
 
 def _compare_stored(
     a: str, b: str, suite: str | Path | Suite | None, metrics: Sequence[str], preset: str | None,
-    seeds: list[int] | None, where: str | None, select: Checkpoint, *,
-    groups: GroupsAsked, db: Db,
+    seeds: Seeds, where: Where, select: Checkpoint, *, groups: GroupsAsked, db: Db,
 ) -> Comparison:  # fmt: skip
     """Compare two rows or cells of one database, or the common cells of two databases or files."""
-    margin, estimator = None, contrasts.PAIRED
+    margin, estimator, plan = None, contrasts.PAIRED, None
     are_files = [_is_results(side) for side in (a, b)]
     if any(are_files) and not all(are_files):
         first_side, second_side = (a, b) if are_files[0] else (b, a)
@@ -227,9 +223,8 @@ def _compare_stored(
     with contextlib.ExitStack() as stack:
         if all(are_files):
             store_a, store_b = (existing_store(stack.enter_context(opened(side)), side) for side in (a, b))
-            plan = None
             if suite is not None:
-                chosen_suite, plan = planned_suite(suite, preset, seeds, where, store_a)
+                chosen_suite, plan = plan_read(suite, preset, seeds, where, store_a)
                 margin = chosen_suite.margin
             cells, estimator = pairs.common(store_a, store_b, plan), contrasts.TWO_DATABASES
             if not cells:
@@ -238,8 +233,7 @@ def _compare_stored(
         else:
             maybe_store = stack.enter_context(opened(db))
             if suite is not None:  # misspelt names are said first, with or without a database
-                chosen_suite, plan = planned_suite(suite, preset, seeds, where, maybe_store)
-                plan = plan if maybe_store is None else to_read(chosen_suite, plan, maybe_store)
+                chosen_suite, plan = plan_read(suite, preset, seeds, where, maybe_store)
                 cells, margin = pairs.pairs(plan, a, b), chosen_suite.margin
             elif not (may_be_cell(a) and may_be_cell(b)):
                 contents = "" if maybe_store is None else f" ({shown_databases(db)} has {trained_suites(maybe_store)})"
@@ -261,7 +255,8 @@ def _compare_stored(
         raise NothingMatched(f"{named_sides} {verb} no numbers yet{place}: {lists}")
     compared = contrasts.compare(cells, of_a.__getitem__, of_b.__getitem__, metrics, sides=(a, b), estimator=estimator)
     compared = [replace(difference, margin=margin) for difference in compared]
-    return Comparison(tuple(compared), sentences.exploratory(compared, a, b, select))
+    text = sentences.exploratory(compared, a, b, select)
+    return Comparison(tuple(compared), text, "" if plan is None else plan.preset)
 
 
 def _is_results(side: str) -> bool:

@@ -17,10 +17,11 @@ from fatbench.suite import external_models
 
 if TYPE_CHECKING:
     from fatbench.store.stages import Store
+    from fatbench.suite.filters import Where
 
 
 def chosen_cells(
-    name: str, preset: str | None, where: str | None, store: Store | None, *, demand_choice: bool
+    name: str, preset: str | None, where: Where, store: Store | None, *, demand_choice: bool
 ) -> dict[str, str]:
     """Stored cells that are chosen of a suite -> their labels. NothingMatched: there is none.
 

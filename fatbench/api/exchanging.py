@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from fatbench import settings
-from fatbench.api.asking import Plugins, Seeds, Where, filter_text, names, plugged, seed_list
+from fatbench.api.asking import Plugins, Seeds, Where, names, plugged, seed_list
 from fatbench.api.reading import existing_store, planned_suite, with_results
 from fatbench.errors import NothingMatched, SpecError
 from fatbench.store.opening import Db, listed_databases, opened
@@ -69,7 +69,7 @@ def export_results(
     with plugged(plugins, db), opened(db) as store:
         plan = None
         if suite is not None:  # before the database: a misspelt name is said first
-            plan = planned_suite(suite, preset, seed_list(seeds), filter_text(where), store)[1]
+            plan = planned_suite(suite, preset, seed_list(seeds), where, store)[1]
         store = existing_store(store, db)
         cells = cells if plan is None else [cell.id for cell in plan.to_run()]
         if plan is not None and not store.known_cells(cells or ()):
@@ -101,7 +101,7 @@ def half_done(
         store = existing_store(opened_store, db)
         listed = [suites] if isinstance(suites, str | Path | Suite) else list(suites or ())
         plans = (
-            [planned_suite(one, preset, seed_list(seeds), filter_text(where), store)[1] for one in listed]
+            [planned_suite(one, preset, seed_list(seeds), where, store)[1] for one in listed]
             if listed
             else _plans(store)
         )

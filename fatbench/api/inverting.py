@@ -15,10 +15,12 @@ from fatbench.suite import threats
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from fatbench.suite.filters import Where
+
 MEASURES = ("psnr", "ssim", "lpips", "matched_psnr", "matched_ssim", "recovered")
 
 
-def rows_of_suite(name: str, where: str | None) -> list[dict[str, Any]]:
+def rows_of_suite(name: str, where: Where) -> list[dict[str, Any]]:
     """A row for each cell of a suite that inverted updates: means over its clients. NothingMatched: there is none."""
     with opened(None) as store:
         _, plan = planned_suite(name, None, None, where, store)

@@ -10,7 +10,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fatbench import packed, report, settings
-from fatbench.api.asking import Plugins, Seeds, Where, filter_text, known_choice, names, plugged, seed_list
+from fatbench.api.asking import (
+    Plugins,
+    Seeds,
+    Where,
+    cells_and_run,
+    filter_text,
+    known_choice,
+    names,
+    plugged,
+    seed_list,
+)
 from fatbench.api.tables import DifferenceTable, Table
 from fatbench.errors import MachineError, NothingMatched, SpecError, did_you_mean
 from fatbench.report import build_tables, left_out
@@ -85,8 +95,7 @@ def results(
                 raise SpecError("where: labels are those of a suite: name it, or choose rows of the frame")
             numbers = numbers if listed is None else numbers[numbers["seed"].isin(listed)]
         else:
-            chosen_suite, chosen_plan = planned_suite(suite, preset, seed_list(seeds), filter_text(where), store)
-            chosen_plan = chosen_plan if store is None else to_read(chosen_suite, chosen_plan, store)
+            chosen_suite, chosen_plan = plan_read(suite, preset, seeds, where, store)
             numbers = frame(store, chosen_plan, clients)
             if chosen_suite.name == external_models.SUITE:
                 numbers = _only_table_rows(numbers, chosen_plan)
@@ -219,12 +228,12 @@ def table(
     if notes is not None:
         known_choice("notes", notes, LEVELS)
     known_choice("images", images, IMAGES)
+    cells, run = cells_and_run(where)
     with plugged(plugins, db), opened(db) as store:
         asked = [suite] if isinstance(suite, str | Path | Suite) else list(suite) or with_results(store)
-        plans = [planned_suite(one, preset, seed_list(seeds), filter_text(where), store) for one in asked]
+        plans = [plan_read(one, preset, seeds, cells, store, runs or run) for one in asked]
         for one, plan in plans:
             report.check(one, plan)
-        plans = [(one, plan if store is None else to_read(one, plan, store, runs)) for one, plan in plans]
         if differences is not None:
             if id or rows:
                 raise SpecError(" is a table by itself: choose no other table and no axes", option="differences")
@@ -319,9 +328,8 @@ def outcomes(
 
     known_choice("select", select, CHECKPOINTS)
     with plugged(plugins, db), opened(db) as store:
-        chosen_suite, plan = planned_suite(suite, preset, seed_list(seeds), filter_text(where), store)
+        _, plan = plan_read(suite, preset, seeds, where, store)
         store = existing_store(store, db)
-        plan = to_read(chosen_suite, plan, store)
         numbers_by_cell = measured_numbers(store, {cell.id for cell in plan.cells}, select)
     labels = {label(evaluation) for one_cell in numbers_by_cell.values() for evaluation in one_cell}
     if labels and attack not in labels:
@@ -369,7 +377,7 @@ def plot(
 
     known_choice("select", select, CHECKPOINTS)
     with plugged(plugins, db), opened(db) as store:
-        chosen_suite, plan = planned_suite(suite, preset, seed_list(seeds), filter_text(where), store)
+        chosen_suite, plan = plan_read(suite, preset, seeds, where, store)
         store = existing_store(store, db)
         if x is not None or y or by:
             figure = adhoc_figures.figure(chosen_suite, plan, store, x, names(y), names(by))
@@ -467,6 +475,15 @@ def with_table(plans: Sequence[tuple[Suite, Plan]], ids: Sequence[str]) -> list[
     return [(suite.with_tables(ids), plan) for suite, plan in plans if any(t.id in ids for t in suite.tables)]
 
 
+def plan_read(
+    name: str | Path | Suite, preset: str | None, seeds: Seeds, where: Where, store: Store | None, run: str = ""
+) -> tuple[Suite, Plan]:
+    """A suite and its plan as `planned_suite`, with the ids of the runs that every view reads; run: as of `to_read`."""
+    cells, chosen_run = cells_and_run(where)
+    suite, plan = planned_suite(name, preset, seed_list(seeds), cells, store)
+    return suite, plan if store is None else to_read(suite, plan, store, run or chosen_run)
+
+
 def to_read(suite: Suite, plan: Plan, store: Store, runs: str = "") -> Plan:
     """The plan with the ids of the runs that every view reads, see `shown_runs`; runs: such as "precision=fp32".
 
@@ -481,11 +498,12 @@ def to_read(suite: Suite, plan: Plan, store: Store, runs: str = "") -> Plan:
 
 
 def planned_suite(
-    name: str | Path | Suite, preset: str | None, seeds: Sequence[int] | None, where: str | None, store: Store | None
+    name: str | Path | Suite, preset: str | None, seeds: Sequence[int] | None, where: Where, store: Store | None
 ) -> tuple[Suite, Plan]:
     """A suite and its plan in the given preset, else in that with most cells in the database, else in "paper"."""
     from fatbench.runner import progress
 
+    where = filter_text(where)
     if name == external_models.SUITE and name not in files.available():
         return reporting_evaluated.suite_and_plan(store, where)
     chosen_suite = name if isinstance(name, Suite) else files.load(str(name))

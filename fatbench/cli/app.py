@@ -12,7 +12,7 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -124,26 +124,40 @@ def _of_options(error: Any) -> str:
         return str(message)
     command = ctx.command_path.removeprefix("fatbench").strip() if ctx else ""
     parameters = ctx.command.get_params(ctx) if ctx else []
-    known_options = {name for parameter in parameters for name in parameter.opts if name.startswith("-")}
+    known_options = _options_of(parameters)
     if isinstance(error.__cause__, ValueError) and getattr(error, "param", None) is not None:  # pydantic's, of a value
         problem = error.__cause__.errors()[0]  # type: ignore[attr-defined]
         expected, value = VALUES.get(problem["type"], problem["msg"].removeprefix("Input ")), str(problem["input"])[:60]
         message = f"{error.param.opts[0]}: {expected}, got {'the option ' * (value in known_options)}{value!r}"
     elif ctx and (option := getattr(error, "option_name", None)) and option not in known_options:
-        message = moved_option(command, option, sys.argv) or _unknown_option(option, known_options)
+        later = next((word for word in sys.argv[1:] if word in ctx.command.commands), "") if not command else ""
+        if later:  # an option of a command stands before it
+            known_options = _options_of(ctx.command.commands[later].params)
+        message = moved_option(later or command, option, sys.argv) or _unknown_option(option, known_options, later)
     elif extra_words := re.match(r"Got unexpected extra argument\S* \((.*)\)$", message):
         message += option_of(extra_words[1].split())
     return shown_url(f"fatbench{f' {command}' if command else ''}: {message[:1].lower()}{message[1:]}")
 
 
-def _unknown_option(option: str, known_options: set[str]) -> str:
+def _options_of(parameters: Iterable[Any]) -> set[str]:
+    return {name for parameter in parameters for name in parameter.opts if name.startswith("-")}
+
+
+def _unknown_option(option: str, known_options: set[str], later: str = "") -> str:
+    """later: the command that the option stands before."""
+    if option in known_options:
+        return f"{option} is an option of a command: fatbench {later} ... {option}"
     bare = {name.lstrip("-"): name for name in known_options}  # two dashes alone make nothing alike
     meant = MEANT_OPTIONS.get(option.lstrip("-"), "")
     similar = difflib.get_close_matches(option.lstrip("-"), bare, n=1)
     words = meant if meant.split(" ")[0] in known_options else bare[similar[0]] if similar else ""
     one_dash = [f"-{word}" for word in sys.argv if word.startswith(option) and f"-{word}" in known_options]
     words = one_dash[0] if one_dash else words  # "-smoke" is read as "-s"
-    hint = f"did you mean '{words}'?" if words else f"known: {', '.join(sorted(known_options))}"
+    hint = (
+        f"did you mean '{f'fatbench {later} ... ' if later else ''}{words}'?"
+        if words
+        else f"known: {', '.join(sorted(known_options))}"
+    )
     return f"no such option: {option[:60]} ({hint})"
 
 

@@ -6,7 +6,7 @@ import sys
 from typing import TYPE_CHECKING, Annotated
 
 from fatbench import settings
-from fatbench.cli.common import cell_in, demand_consent, is_suite, named_filter
+from fatbench.cli.common import cell_in, demand_consent, is_suite
 from fatbench.cli.options import DryRun, Option, Preset, Things, Where
 from fatbench.errors import MachineError, NothingMatched, SpecError
 from fatbench.store.opening import may_be_cell, opened
@@ -63,7 +63,7 @@ def delete(
             raise SpecError(f"'{too_short[0]}': give at least the first 4 letters of a cell's id")
         labels = dict.fromkeys((cell_in(store, id) for id in targets if id not in suite_names), "")
         for name in suite_names:
-            labels |= chosen_cells(name, preset, named_filter(where), store, demand_choice=not (choosing or dry_run))
+            labels |= chosen_cells(name, preset, where, store, demand_choice=not (choosing or dry_run))
         if dry_run:
             print(*(f"{id}  {label}".rstrip() for id, label in labels.items()), sep="\n")
             print(f"{len(labels)} cell{'s' * (len(labels) != 1)} would be deleted")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
-import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -110,34 +109,6 @@ def is_suite(target: str) -> bool:
     return True
 
 
-RUN_KEYS = ("precision", "device", "commit")
-RUN_FILTER = re.compile(r"\s*run\.(\w+)\s*=\s*['\"]?([^'\"]*?)['\"]?\s*")
-
-
-def run_filter(where: list[str] | None) -> str:
-    """Which run is read of a cell that was run more than once: "precision=fp32" of -k run.precision=fp32."""
-    matches = [match for text in where or () if (match := RUN_FILTER.fullmatch(text))]
-    for match in matches:
-        if match[1] not in RUN_KEYS:
-            raise SpecError(f"a run has no '{match[1]}'{did_you_mean(match[1], RUN_KEYS)}", option="k")
-    if len(matches) > 1:
-        raise SpecError("only one of run.precision, run.device and run.commit can be given", option="k")
-    return f"{matches[0][1]}={matches[0][2]}" if matches else ""
-
-
-def named_filter(where: list[str] | None, of_runs: bool = False) -> str | None:
-    """One filter of all that were given; each by itself is what `-k` says it is.
-
-    of_runs: whether the command chooses runs, too, by `run_filter`. SpecError: it does not, and one is given.
-    """
-    from fatbench.suite import filters
-
-    of_cells = [text for text in where or () if not RUN_FILTER.fullmatch(text)]
-    if len(of_cells) < len(where or ()) and not of_runs:
-        raise SpecError(f"-k {next(text for text in where or () if text not in of_cells)}: only report chooses runs")
-    return filters.join_filters(of_cells) if of_cells else None
-
-
 def plan_of(
     target: str,
     preset: str | None = None,
@@ -149,6 +120,7 @@ def plan_of(
     """The suite and plan that a NAME or CELL and the options ask for. SpecError, NothingMatched."""
     from fatbench import report
     from fatbench.suite import files
+    from fatbench.suite.filters import filter_text
     from fatbench.suite.seeds import parse_seeds
 
     if not is_suite(target):
@@ -158,7 +130,7 @@ def plan_of(
         return suite, suite.plan(preset, where=f"id={cell}")
     suite = files.load(files.name_with_settings(target, override))
     chosen_seeds = parse_seeds(seeds) if seeds else None
-    plan = suite.plan(preset or "paper", chosen_seeds, named_filter(where), attack_list(attacks))
+    plan = suite.plan(preset or "paper", chosen_seeds, filter_text(where), attack_list(attacks))
     report.check(suite, plan)
     return suite, plan
 
@@ -191,7 +163,7 @@ def plan_in(name: str, preset: str | None, where: list[str] | None, store: Store
     """A suite and the plan to look at: the preset asked for, else the first that has been run, else paper."""
     from fatbench import api
 
-    return api.planned_suite(name, preset, None, named_filter(where), store)
+    return api.planned_suite(name, preset, None, where, store)
 
 
 def cell_in(store: Store | None, cell: str) -> str:

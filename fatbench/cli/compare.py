@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated
 
 from fatbench.cli import completing
-from fatbench.cli.common import known_format, name_list, named_filter, print_json
+from fatbench.cli.common import known_format, name_list, print_json
 from fatbench.cli.options import Argument, Format, Metric, Option, Preset, Select, Where
 from fatbench.cli.reporting import checkpoint
 from fatbench.errors import SpecError
@@ -48,12 +49,12 @@ def compare(
     from fatbench.report import contrasts, sentences
 
     known_format(format, ("text", "json"))
-    chosen_checkpoint, filter_text = checkpoint(select), named_filter(where)
+    chosen_checkpoint = checkpoint(select)
     if b is None:
         _refuse_missing_b(a, suite)
         if metric:
             raise SpecError("--metric needs A and B: what a suite declares says its metrics")
-        plan, families = declared_families(a, preset, None, filter_text, chosen_checkpoint, groups=groups, db=None)
+        plan, families = declared_families(a, preset, None, where, chosen_checkpoint, groups=groups, db=None)
         if format == "json":
             print_json({
                 "suite": plan.suite, "preset": plan.preset, "checkpoint": select,
@@ -67,13 +68,16 @@ def compare(
             print("\n".join(text for *_, text in families), end="")
         return
     comparison = api.compare(
-        a, b, suite=suite, metric=name_list(metric), preset=preset, where=filter_text, select=chosen_checkpoint,
+        a, b, suite=suite, metric=name_list(metric), preset=preset, where=where, select=chosen_checkpoint,
         groups=groups,
     )  # fmt: skip
     if format == "json":
-        header = {"a": a, "b": b, "checkpoint": select, "exploratory": True, "margin": comparison.parts[0].margin}
-        print_json({**header, "comparisons": [sentences.record(part) for part in comparison.parts]})
+        header = {"a": a, "b": b, "preset": comparison.preset or None, "checkpoint": select, "exploratory": True}
+        margin = comparison.parts[0].margin
+        print_json({**header, "margin": margin, "comparisons": [sentences.record(part) for part in comparison.parts]})
     else:
+        if comparison.preset and preset is None:
+            print(f"fatbench: preset {comparison.preset}, which has most cells here (--preset)", file=sys.stderr)
         print(comparison, end="")
 
 

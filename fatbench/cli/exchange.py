@@ -18,7 +18,6 @@ from fatbench.cli.common import (
     format_of,
     is_suite,
     known_format,
-    named_filter,
     plan_in,
     print_json,
     print_or_write,
@@ -106,7 +105,7 @@ def _half_done(targets: list[str], preset: str | None, where: list[str] | None, 
     # the cells of a suite and cells by id cannot be told apart afterwards
     if names and cells:
         raise SpecError("--unfinished: name suites or cells, not both")
-    with api.half_done(names, preset, None, named_filter(where), cells or None) as found:
+    with api.half_done(names, preset, None, where, cells or None) as found:
         print(found, file=sys.stdout if output is None else sys.stderr)
         if output is not None:
             found.write(output)
@@ -128,7 +127,7 @@ def _numbers(targets: list[str], names: list[str], preset: str | None, where: li
 
     from fatbench import api
 
-    chosen: dict[str, Any] = {"stage": None, "preset": preset, "where": named_filter(where)}
+    chosen: dict[str, Any] = {"stage": None, "preset": preset, "where": where}
     frames = [api.results(name, **chosen) for name in names]
     if cells := [target for target in targets if target not in names]:
         with opened(None) as store:

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from fatbench import whole_file
 from fatbench.cli import options as opt
-from fatbench.cli.common import known_format, mapping, named_filter, print_json
+from fatbench.cli.common import known_format, mapping, print_json
 from fatbench.cli.options import Argument, Option
 from fatbench.errors import SpecError, did_you_mean
 
@@ -110,7 +110,7 @@ def invert(
     if like is None and where:
         raise SpecError("-k needs a suite: name it with --like NAME")
     # before anything is computed: a misspelt suite is an error of the first second
-    beside = [] if like is None else api.rows_of_suite(like, named_filter(where))
+    beside = [] if like is None else api.rows_of_suite(like, where)
     loaded, output = inverting.load(task), output or Path("inverted")
     attack_calls = inverting.fitting(task, loaded)
     answers = inverting.invert(task, loaded, attack_calls)

@@ -16,11 +16,9 @@ from fatbench.cli.common import (
     is_suite,
     known_format,
     name_list,
-    named_filter,
     plan_in,
     print_json,
     print_or_write,
-    run_filter,
     write_text,
 )  # fmt: skip
 from fatbench.cli.options import Argument, Option, formats
@@ -179,7 +177,7 @@ def report(
     columns = metrics if len(metrics) > differences else []
     made = api.table(
         names or (), table or None, rows=name_list(by), columns=columns, preset=preset, select=checkpoint(select),
-        published=published != "none", where=named_filter(where, of_runs=True), runs=run_filter(where),
+        published=published != "none", where=where,
         with_evaluated=settings.switch("report.evaluated"), notes=style.pop("notes", None),
         digits=settings.number("report.digits", 2, 0, 6),
         images=IMAGES[common], sort=sort, differences=metrics[-1] if differences else None,
@@ -247,7 +245,7 @@ def plot(
             assert store is not None
             plots += adhoc_figures.curves(store, id, metrics, chosen_checkpoint)
         for name in names:
-            chosen_suite, plan = plan_in(name, preset, where, store)
+            chosen_suite, plan = api.plan_read(name, preset, None, where, store)
             if figure == "forest":
                 if format == "csv":
                     raise SpecError("--figure forest: the numbers are those of fatbench compare --format json")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fatbench import settings, whole_file
-from fatbench.cli.common import known_format, named_filter, print_json
+from fatbench.cli.common import known_format, print_json
 from fatbench.cli.options import Argument, Device, DryRun, Format, Option, Where
 from fatbench.errors import SpecError
 from fatbench.runner.run_options import run_options
@@ -54,6 +54,7 @@ def verify(
     from fatbench.store import jsonl
     from fatbench.store.stages import Store
     from fatbench.suite.asked import contradiction
+    from fatbench.suite.filters import filter_text
     from fatbench.suite.first_images import data_keys
     from fatbench.suite.validate_import import identity
 
@@ -65,8 +66,8 @@ def verify(
         jsonl.import_(their_store, file, identify=identity, contradiction=contradiction)
         if mixed := inputs.find_mixtures(their_store.database, data_keys):
             raise SpecError(f"{file}: {'; '.join(mixed[:3])}: a file whose names mean several things is not verified")
-        filter_text = named_filter(where)
-        cells = _matching(their_store, filter_text, file) if filter_text else None
+        wanted = filter_text(where)
+        cells = _matching(their_store, wanted, file) if wanted else None
         if cells is None:
             cells, how = verifying.choose(their_store, sample, sample_seed)
             print(f"fatbench: {how}", file=sys.stderr)
@@ -105,14 +106,14 @@ def verify(
         raise typer.Exit(1)
 
 
-def _matching(store: Store, filter_text: str, file: Path) -> list[str]:
+def _matching(store: Store, wanted: str, file: Path) -> list[str]:
     """The cells of the file that match; NothingMatched: none does. Labels of axes are those of suites, not of files."""
     from fatbench.store.replicates import SIGN
     from fatbench.suite import filters
     from fatbench.suite.cells import Cell, Plan
 
     cells = [Cell(id, {}, spec, ()) for id, spec in store.cells().items() if SIGN not in id]
-    return [cell.id for cell in filters.select(Plan(str(file), "", "", cells, []), filter_text).cells]
+    return [cell.id for cell in filters.select(Plan(str(file), "", "", cells, []), wanted).cells]
 
 
 def in_words(cells_again: Sequence[CellAgain]) -> str:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from fatbench.errors import NothingMatched, SpecError, did_you_mean
+from fatbench.errors import NothingMatched, SpecError, did_you_mean, shown
 from fatbench.suite import threats
 from fatbench.suite.cells import Cell, Plan
 from fatbench.suite.types import number
@@ -19,6 +19,7 @@ _TOKEN = re.compile(
     r"|(?P<word>[^\s()=!<>]+))"
 )
 
+Where = str | Sequence[str] | Mapping[str, Any] | None  # a filter, several, or the labels of each axis
 LETTERS = 4  # at least of a cell's id, to name it
 _MAX_DEPTH = 100  # "not" and "(" within each other: each is a few calls deep, and Python allows about a thousand
 
@@ -118,6 +119,48 @@ def join_filters(filters: list[str]) -> str:
     for filter_text in filters:  # "a=b or" and "c=d" would be read as one
         _parse_filter(filter_text)
     return " and ".join(f"({filter_text})" for filter_text in filters)
+
+
+RUN_KEYS = ("precision", "device", "commit")
+RUN = re.compile(r"\s*run\.(\w+)\s*=\s*['\"]?([^'\"]*?)['\"]?\s*")
+
+
+def filter_text(where: Where) -> str | None:
+    """The text of a filter of cells. SpecError: it chooses runs, and who asks reads none."""
+    text, run = cells_and_run(where)
+    if run:
+        raise SpecError("only report, plot and compare choose runs", option=f"k run.{run}")
+    return text
+
+
+def cells_and_run(where: Where) -> tuple[str | None, str]:
+    """The text of a filter of cells, and which run of a cell is read: "precision=fp32" of "run.precision=fp32".
+
+    where: {"method": "FAT", "clients": [5, 10]} is "(method='FAT') and (clients='5' or clients='10')"; of several texts
+    each is a filter by itself, and all must match. SpecError: it is none of these, or chooses runs twice.
+    """
+    if not isinstance(where, str | Mapping | Sequence | None):
+        raise SpecError(f"where: expected a filter such as 'method=FAT', or a mapping, got {shown(where)}")
+    given = [] if where is None else [where] if isinstance(where, str) else where
+    texts = [_condition(*item) for item in where.items()] if isinstance(where, Mapping) else [*given]
+    runs = [match for text in texts if (match := RUN.fullmatch(text))]
+    for match in runs:
+        if match[1] not in RUN_KEYS:
+            raise SpecError(f"a run has no '{match[1]}'{did_you_mean(match[1], RUN_KEYS)}", option="k")
+    if len(runs) > 1:
+        raise SpecError("only one of run.precision, run.device and run.commit can be given", option="k")
+    cells = [text for text in texts if not RUN.fullmatch(text)]
+    return join_filters(cells) if cells else None, "=".join(runs[0].groups()) if runs else ""
+
+
+def _condition(name: str, value: Any) -> str:
+    value = value.tolist() if hasattr(value, "tolist") else value  # of numpy
+    several = value if isinstance(value, list | tuple | set | range) else [value]
+    return " or ".join(f"{name}={_quoted(str(choice))}" for choice in several)
+
+
+def _quoted(label: str) -> str:
+    return f'"{label}"' if "'" in label else f"'{label}'"
 
 
 def _parse_filter(text: str) -> tuple[Any, list[tuple[str, str]]]:

@@ -27,13 +27,14 @@ from fatbench.store.rows import fetch
 from fatbench.store.schema import RUNS, STAGES
 from fatbench.store.stage_names import parsed
 from fatbench.suite import plugin_reads, plugins, signatures
+from fatbench.suite.filters import RUN_KEYS
 from fatbench.suite.first_images import data_keys
 
 if TYPE_CHECKING:
     from fatbench.store.stages import Store
     from fatbench.suite.cells import Plan
 
-FILTERS = ("precision", "device", "commit")  # what `-k run.NAME=VALUE` may ask for
+
 RULE = (
     "shown is the one that data and plug-ins of now have answered, then the one in the precision of most cells, then"
     " with most evaluations, then the newest (-k run.precision=...)"
@@ -121,16 +122,16 @@ def note(store: Store, ids: Iterable[str]) -> str:
 
 
 def _filter(run_filter: str) -> tuple[int, str] | None:
-    """(place among FILTERS, value) of "precision=fp32"; None: no filter."""
+    """(place among RUN_KEYS, value) of "precision=fp32"; None: no filter."""
     if not run_filter:
         return None
     name, sign, value = run_filter.partition("=")
-    if name not in FILTERS or not sign or not value:
+    if name not in RUN_KEYS or not sign or not value:
         raise SpecError(
-            f"runs: expected {', '.join(f'{filter_name}=...' for filter_name in FILTERS)}, got "
-            f"'{run_filter}'{did_you_mean(name, FILTERS)}"
+            f"runs: expected {', '.join(f'{filter_name}=...' for filter_name in RUN_KEYS)}, got "
+            f"'{run_filter}'{did_you_mean(name, RUN_KEYS)}"
         )
-    return FILTERS.index(name), value
+    return RUN_KEYS.index(name), value
 
 
 def _fits(run: _Run, position: int, value: str) -> bool:
