@@ -132,7 +132,7 @@ lint: $(STAMP) ## ruff, mypy, who imports whom, and every suite file
 	@$(BIN)/ruff format --check
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-logo
-	@$(BIN)/python -c "from fatbench.suite import signatures, sizes; [one.FILE.read_text() for one in (signatures, sizes)] == [signatures.shipped(), sizes.shipped()] or exit('fatbench/suite/*.json are not what functions and suites say: make settings')"
+	@$(BIN)/python -c "from fatbench.suite import asked, files, signatures as s; [s.FILE.read_text(), asked.LISTING.read_text()] == [s.shipped(), files.shipped()] or exit('fatbench/suite/*.json are not what functions and suites say: make settings')"
 	@$(BIN)/fatbench check suites/*.yaml
 
 format: $(STAMP) ## put the code into the shape that lint asks for
@@ -141,7 +141,7 @@ format: $(STAMP) ## put the code into the shape that lint asks for
 
 settings: $(STAMP) ## fatbench/suite/*.json: what functions say of their settings, and how many cells suites have
 	@$(BIN)/python -c "from fatbench.suite import signatures as s; s.FILE.write_text(s.shipped())"
-	@$(BIN)/python -c "from fatbench.suite import sizes as s; s.FILE.write_text(s.shipped())"
+	@$(BIN)/python -c "from fatbench.suite import asked, files; asked.LISTING.write_text(files.shipped())"
 
 golden: $(STAMP) ## write the files under tests/golden anew; look at the difference before committing it
 	@FATBENCH_UPDATE_GOLDEN=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest --quiet -k golden

@@ -54,7 +54,7 @@ from fatbench.methods.objectives import at, standard
 from fatbench.models import MODELS
 from fatbench.models.dual_norm import with_dual_norm
 from fatbench.runner import checkpoints
-from fatbench.suite import calls, facts, foreign, signatures, types
+from fatbench.suite import calls, facts, signatures, types
 from fatbench.suite.entry import ModelEntry, ask, entry_of, passes
 
 ALGORITHMS: dict[str, Any] = dict(algorithms.ALGORITHMS)
@@ -548,7 +548,7 @@ def passes_as_declared(kind: str, name: str) -> None:
 
 
 def _is_foreign(kind: str, name: str) -> bool:
-    return bool(foreign.packages(signatures.describe(kind, name)))
+    return bool(calls.packages(signatures.describe(kind, name)))
 
 
 def inside_ball_and_box(kind: str, name: str) -> None:

@@ -31,7 +31,7 @@ from fatbench.methods import attacks, packages
 from fatbench.methods.attacks import ATTACKS
 from fatbench.methods.packages import implementation
 from fatbench.models import MODELS
-from fatbench.suite import calls, foreign, signatures
+from fatbench.suite import calls, signatures
 from fatbench.suite.entry import entry_of
 
 torch.set_num_threads(1)
@@ -1067,7 +1067,7 @@ def test_torchattacks_refuses(attack: str, settings: dict[str, float], message: 
 
 
 def test_without_torchattacks_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(foreign, "installed", lambda package: package != "torchattacks")
+    monkeypatch.setattr(calls, "installed", lambda package: package != "torchattacks")
     message = r"^'torchattacks' needs the package torchattacks: pip install 'fatbench\[attacks\]'$"
     with pytest.raises(packages.AttackError, match=message):
         packages.torchattacks(conv(), *batch(1), generator(), attack="FGSM")
@@ -1087,7 +1087,7 @@ def test_implementation() -> None:
 
 
 def test_implementation_by_a_package_that_is_not_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(foreign, "installed", lambda package: False)
+    monkeypatch.setattr(calls, "installed", lambda package: False)
     assert implementation("autoattack") == "autoattack, pyautoattack (version unknown)"
 
 

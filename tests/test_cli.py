@@ -15,7 +15,7 @@ import pytest
 
 from fatbench import __version__
 from fatbench.runner import offers as offering
-from fatbench.suite import files, foreign, signatures
+from fatbench.suite import calls, files, signatures
 
 TINY = """
 name: tiny
@@ -480,7 +480,7 @@ def test_a_package_that_is_missing_is_said_before_a_run_begins(place, run, monke
     attack = "{name: torchattacks, attack: FGSM, eps: 8/255}"
     old = "{name: fgsm, eps: 8/255}" if where == "evaluate" else "{name: pgd, eps: 8/255, step: 4/255, steps: 1}}"
     (place / "tiny.yaml").write_text(TINY.replace(old, attack + "}" * old.count("}}"), 1))
-    monkeypatch.setattr(foreign, "installed", lambda package: package != "torchattacks")
+    monkeypatch.setattr(calls, "installed", lambda package: package != "torchattacks")
     assert run("plan", "suite", "tiny.yaml")[0] == 0
     code, out, err = run("run", "suite", "tiny.yaml", "--db", "new.db")
     said = "'torchattacks' needs the package torchattacks: pip install 'fatbench[attacks]'"

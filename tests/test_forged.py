@@ -26,8 +26,7 @@ from fatbench.store.records import seal
 from fatbench.store.schema import OUTCOME_CHUNKS, ROUND_METRICS, RUNS, STAGES, VALUES
 from fatbench.store.stages import Store
 from fatbench.suite import files
-from fatbench.suite.asked import contradiction
-from fatbench.suite.validate_import import identity
+from fatbench.suite.asked import contradiction, identity
 
 ROOT = Path(__file__).parent.parent
 SUITE = """

@@ -42,7 +42,7 @@ from fatbench.runner.jobs import Job, Machine
 from fatbench.store import document, jsonl, records
 from fatbench.store.problems import problems
 from fatbench.store.stages import Store
-from fatbench.suite import cells, cost, memory_need
+from fatbench.suite import cells, cost
 
 
 @pytest.fixture
@@ -474,23 +474,23 @@ def cell(**more) -> dict:
 
 
 def test_memory_is_counted_from_the_suite_alone(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    one = memory_need.need(cell())
+    one = cost.memory_of(cell())
     size = 4 * cost.parameters(cell())
-    assert one == memory_need.MemoryNeed(60_000 * 3072, size * 5, 2 * size * 5, size * 11)
+    assert one == cost.MemoryNeed(60_000 * 3072, size * 5, 2 * size * 5, size * 11)
     folder = {"name": "image_folder", "path": "nowhere", "size": 64}
-    assert memory_need.need(cell(data=folder, train=40, test=10)) is None  # its classes are not known
+    assert cost.memory_of(cell(data=folder, train=40, test=10)) is None  # its classes are not known
     with settings.data_in(images.parent):
-        counted = memory_need.need(cell(data={**folder, "path": images.name}, train=40, test=10))
+        counted = cost.memory_of(cell(data={**folder, "path": images.name}, train=40, test=10))
     assert counted is not None and counted.data == 50 * 3 * 64**2
     beside = one.network + one.state  # uploads that take much of it lie in a file
-    monkeypatch.setattr(memory_need, "available_memory", lambda: beside - 1)
-    assert memory_need.line([cell()]).endswith("free here: not enough")
-    monkeypatch.setattr(memory_need, "available_memory", lambda: 1.5 * beside)
-    assert "uploads in a file" in memory_need.line([cell()])
-    assert memory_need.line([cell()], 2).endswith("free here: not enough for 2 workers")
-    assert memory_need.line([cell()]).endswith("free here")
-    monkeypatch.setattr(memory_need, "available_memory", lambda: 9 * one.uploads)
-    assert "uploads in a file" not in memory_need.line([cell()]) and memory_need.line([cell()], threshold=1e12) is None
+    monkeypatch.setattr(cost, "available_memory", lambda: beside - 1)
+    assert cost.memory_line([cell()]).endswith("free here: not enough")
+    monkeypatch.setattr(cost, "available_memory", lambda: 1.5 * beside)
+    assert "uploads in a file" in cost.memory_line([cell()])
+    assert cost.memory_line([cell()], 2).endswith("free here: not enough for 2 workers")
+    assert cost.memory_line([cell()]).endswith("free here")
+    monkeypatch.setattr(cost, "available_memory", lambda: 9 * one.uploads)
+    assert "uploads in a file" not in cost.memory_line([cell()]) and cost.memory_line([cell()], threshold=1e12) is None
 
 
 def test_models_of_clients_and_their_own_images_count_in_a_plan() -> None:

@@ -16,7 +16,7 @@ from fatbench.cli import app as cli
 from fatbench.errors import SpecError
 from fatbench.settings import shown_url
 from fatbench.store.database import Database
-from fatbench.suite import files, trees, validate_import
+from fatbench.suite import asked, files, trees
 
 HEAD = """
 name: s
@@ -238,7 +238,7 @@ def test_a_refused_import_leaves_no_database_and_several_files_are_all_checked_f
 def test_specs_from_elsewhere_are_checked_like_those_of_a_suite():
     plan = files.load("sfat-cifar10").plan("smoke")
     spec = plan.cells[0].spec
-    assert validate_import.identity(spec) == plan.cells[0].id
+    assert asked.identity(spec) == plan.cells[0].id
     for change, message in (
         ({"seed": "x"}, "spec: seed: should be a valid integer"),
         ({"colour": 1}, "spec: colour: 'cell' has no setting 'colour'"),
@@ -248,7 +248,7 @@ def test_specs_from_elsewhere_are_checked_like_those_of_a_suite():
         ({"evaluated": {}}, "spec: evaluated: name: Field required"),
     ):
         try:
-            identity = validate_import.identity({**spec, **change})
+            identity = asked.identity({**spec, **change})
         except SpecError as error:
             assert message in str(error)
         else:

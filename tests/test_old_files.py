@@ -12,8 +12,7 @@ from fatbench.store import jsonl
 from fatbench.store.document import Cell, ExchangeError, as_line, document, sealed
 from fatbench.store.old_files import UNVERIFIED
 from fatbench.store.stages import Store
-from fatbench.suite.asked import contradiction
-from fatbench.suite.validate_import import identity
+from fatbench.suite.asked import contradiction, identity
 
 FOLDER = Path(__file__).parent / "old_files"
 FILES = {  # name: (cell today, whether it has digests)

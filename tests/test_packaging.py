@@ -26,7 +26,7 @@ from packaging.version import Version
 from ruamel.yaml import YAML
 
 import fatbench
-from fatbench.suite.papers import PAPERS
+from fatbench.suite.folders import PAPERS
 
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]

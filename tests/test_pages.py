@@ -29,7 +29,7 @@ from fatbench.runner import provenance
 from fatbench.store import jsonl
 from fatbench.store.stages import Store
 from fatbench.suite import files, format_call
-from fatbench.suite.validate_import import identity
+from fatbench.suite.asked import identity
 
 ROOT = Path(__file__).parent.parent
 LIMIT = 5_000_000  # bytes of a page

@@ -8,7 +8,7 @@ import pytest
 
 from fatbench.report import references
 from fatbench.suite import files, signatures
-from fatbench.suite.papers import CITES
+from fatbench.suite.folders import CITES
 
 ROOT = Path(__file__).parent.parent
 

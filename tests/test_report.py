@@ -52,8 +52,8 @@ from fatbench.store.stage_names import parsed
 from fatbench.store.stages import Store
 from fatbench.suite import files, format_call
 from fatbench.suite.cells import Cell, Plan
+from fatbench.suite.facts import data_keys
 from fatbench.suite.files import Suite
-from fatbench.suite.first_images import data_keys
 
 GOLDEN = Path(__file__).parent / "golden"
 EXTENSIONS = {"markdown": "md", "latex": "tex"}

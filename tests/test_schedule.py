@@ -9,7 +9,7 @@ import fuzzing
 import pytest
 
 from fatbench.suite import duration
-from fatbench.suite.schedule import RemainingWork, schedule
+from fatbench.suite.duration import RemainingWork, schedule
 
 
 def lengths(*seconds: float) -> list[RemainingWork]:

@@ -19,11 +19,11 @@ from fatbench.store import jsonl as lines_of_results
 from fatbench.store import timing
 from fatbench.store.stages import Store
 from fatbench.suite import (
+    asked,
     calls,
     cells,
     files,
     language,
-    sizes,
     trees,
 )
 
@@ -122,15 +122,15 @@ def test_the_list_of_suites_reads_none_of_ours_and_counts_others(
 ) -> None:
     """A suite of ours that was edited is another."""
     expanded = calls_of(monkeypatch, language.Expansion, "plan")
-    rows = {row["name"]: row["presets"] for row in sizes.listing()}
+    rows = {row["name"]: row["presets"] for row in files.listing()}
     assert rows["grid"] == {"paper": 180} and len(expanded) == 1
     assert rows["fat-byzantine"]["smoke"] == 100
     monkeypatch.setattr(files, "locate", lambda name: Path("suites/grid.yaml"))
-    assert {row["presets"]["paper"] for row in sizes.listing()} == {180}
+    assert {row["presets"]["paper"] for row in files.listing()} == {180}
 
 
 def test_the_file_of_sizes_is_what_suites_say() -> None:
-    assert sizes.FILE.read_text() == sizes.shipped()  # make settings
+    assert asked.LISTING.read_text() == files.shipped()  # make settings
 
 
 # --- what is printed ---------------------------------------------------------------------------------------------

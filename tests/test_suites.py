@@ -29,9 +29,8 @@ from fatbench.suite import calls, cost, files, tables, threats, trees
 from fatbench.suite.cells import Cell, Plan
 from fatbench.suite.facts import cohort
 from fatbench.suite.files import Suite, load
-from fatbench.suite.seeds import parse_seeds, seeds_text
 from fatbench.suite.tables import Table
-from fatbench.suite.types import number
+from fatbench.suite.types import number, parse_seeds, seeds_text
 
 ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "suites"

@@ -16,7 +16,7 @@ from fatbench.suite.files import Suite
 from fatbench.suite.filters import Where as Where
 from fatbench.suite.filters import cells_and_run as cells_and_run
 from fatbench.suite.filters import filter_text as filter_text
-from fatbench.suite.seeds import parse_seeds
+from fatbench.suite.types import parse_seeds
 
 Plugins = str | Path | Sequence[str | Path]
 Seeds = int | str | Sequence[int] | None

@@ -133,8 +133,7 @@ def take_in(
     from fatbench.report.numbers import sql_tables
     from fatbench.runner import labels
     from fatbench.store import inputs, jsonl, old_databases, tar
-    from fatbench.suite.asked import contradiction
-    from fatbench.suite.validate_import import identity
+    from fatbench.suite.asked import contradiction, identity
 
     if databases := [source for source in sources if old_databases.is_database(source)]:
         if len(sources) > 1:

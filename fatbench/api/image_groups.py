@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fatbench.errors import SpecError
-from fatbench.suite.first_images import first_images
+from fatbench.suite.facts import first_images
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike

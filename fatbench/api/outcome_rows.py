@@ -12,7 +12,7 @@ from fatbench.errors import FatbenchError, NothingMatched, SpecError
 from fatbench.report.numbers.stored import accuracies, join_chunks
 from fatbench.store.inputs import differ, stored_inputs
 from fatbench.store.stage_names import parsed
-from fatbench.suite.first_images import first_images
+from fatbench.suite.facts import first_images
 from fatbench.suite.standard_attacks import did_you_mean_metric
 
 if TYPE_CHECKING:

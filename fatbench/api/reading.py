@@ -36,8 +36,8 @@ from fatbench.store.stages import Store
 from fatbench.suite import external_models, files
 from fatbench.suite.files import Suite
 from fatbench.suite.model import CHECKPOINTS
-from fatbench.suite.seeds import seeds_text
 from fatbench.suite.standard_attacks import did_you_mean_metric
+from fatbench.suite.types import seeds_text
 
 if TYPE_CHECKING:
     import pandas

@@ -25,7 +25,7 @@ from fatbench.api.lines import Lines
 from fatbench.errors import MachineError, SpecError
 from fatbench.runner.run_options import run_options
 from fatbench.store.opening import opened
-from fatbench.suite import cost, sizes
+from fatbench.suite import cost, files
 from fatbench.suite.files import Suite
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def suites(*, plugins: Plugins = ()) -> pandas.DataFrame:
     import pandas
 
     with plugged(plugins):
-        listed = [row for row in sizes.listing() if "error" not in row]
+        listed = [row for row in files.listing() if "error" not in row]
     rows = {row["name"]: {"title": row["title"], **row["presets"]} for row in listed}
     return pandas.DataFrame.from_dict(rows, orient="index")
 

@@ -95,7 +95,6 @@ def _kind(file: str) -> str:
 def _suites(names: list[str], format: str, result: dict[str, Any]) -> int:
     """Validate suites, every preset and table, without running anything; 2: one is invalid."""
     from fatbench import report
-    from fatbench.report import audit
     from fatbench.runner.versions import explain
     from fatbench.suite.files import load
 
@@ -118,6 +117,8 @@ def _suites(names: list[str], format: str, result: dict[str, Any]) -> int:
             if format == "text":
                 print(f"{name}: ok ({', '.join(f'{preset} {n} cells' for preset, n in sizes.items())})")
                 for file in dict.fromkeys(one.reference.file for one in suite.tables if one.reference is not None):
+                    from fatbench.report import audit  # which imports pandas
+
                     if count := len(audit.marks(file)):
                         print(f"{name}: asked about in {file.name}: {count} of its numbers (fatbench audit {file})")
                 for presets, sentence in report.unlike(suite, plans):
@@ -158,8 +159,7 @@ def _plugins(names: list[str], format: str, result: dict[str, Any]) -> int:
 def _results(file: str, format: str, result: dict[str, Any]) -> None:
     """Whether `fatbench import` would take a file. ExchangeError: a line is invalid."""
     from fatbench.store import jsonl
-    from fatbench.suite.asked import contradiction
-    from fatbench.suite.validate_import import identity
+    from fatbench.suite.asked import contradiction, identity
 
     lines = jsonl.check(None, file, identify=identity, contradiction=contradiction)
     result.setdefault("files", []).append({"file": file, "ok": True, "cells": len(lines.good)})
@@ -173,8 +173,7 @@ def _database(url: str, repair: bool, format: str, result: dict[str, Any]) -> No
     from fatbench.store import integrity
     from fatbench.store.rows import counted_text
     from fatbench.store.stages import Store
-    from fatbench.suite.asked import contradiction
-    from fatbench.suite.validate_import import identity
+    from fatbench.suite.asked import contradiction, identity
 
     rows = integrity.counts(url, identity, settings.files_folder(url), contradiction=contradiction)
     with Store.open(url) as store:

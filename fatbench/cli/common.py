@@ -121,7 +121,7 @@ def plan_of(
     from fatbench import report
     from fatbench.suite import files
     from fatbench.suite.filters import filter_text
-    from fatbench.suite.seeds import parse_seeds
+    from fatbench.suite.types import parse_seeds
 
     if not is_suite(target):
         if preset or where or seeds or attacks or override:

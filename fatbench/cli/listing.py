@@ -65,15 +65,15 @@ def _suites(names: list[str], every: bool, format: str) -> None:
     """Suites by paper with their numbers of cells. Exit 2: one of them is invalid."""
     from fatbench.cli import show
     from fatbench.runner.versions import explain
-    from fatbench.suite import sizes
-    from fatbench.suite.papers import is_jpeg
+    from fatbench.suite import files
+    from fatbench.suite.folders import is_jpeg
 
-    all_rows = list(sizes.listing())
+    all_rows = list(files.listing())
     rows = [row for row in all_rows if "error" not in row and (not names or row["name"] in names)]
     if unknown := {*names} - {row["name"] for row in rows}:
         name = min(unknown)
         raise SpecError(
-            f"no suite is named '{name}'{did_you_mean(name, [row.get('name', '') for row in sizes.listing()])}"
+            f"no suite is named '{name}'{did_you_mean(name, [row.get('name', '') for row in files.listing()])}"
         )
     for row in all_rows:
         if "error" in row:

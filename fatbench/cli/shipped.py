@@ -13,7 +13,7 @@ from fatbench import packed
 from fatbench.cli.common import working
 from fatbench.errors import FatbenchError
 from fatbench.store.opening import opened
-from fatbench.suite.seeds import seeds_text
+from fatbench.suite.types import seeds_text
 
 if TYPE_CHECKING:
     from fatbench.suite.cells import Plan

@@ -17,17 +17,16 @@ from fatbench import settings
 from fatbench.data import catalogue
 from fatbench.errors import SpecError
 from fatbench.suite import format_call, plugins, weights
-from fatbench.suite.papers import paper_of
-from fatbench.suite.seeds import seeds_text
+from fatbench.suite.folders import paper_of
+from fatbench.suite.types import seeds_text
 
 if TYPE_CHECKING:
     from fatbench.runner.progress import CellProgress
     from fatbench.store.stages import StageRow
     from fatbench.suite.cells import Plan
-    from fatbench.suite.duration import Estimate
+    from fatbench.suite.duration import Estimate, Schedule
     from fatbench.suite.entry import Work
     from fatbench.suite.files import Suite
-    from fatbench.suite.schedule import Schedule
 
 COLOURS = {
     "done": "green",
@@ -177,7 +176,7 @@ def plan(
     shown_plan: Plan, works: Mapping[str, Work | None], total: Work, time: Estimate, gpu: str | None = None
 ) -> None:
     """`plan NAME`; gpu: the GPU that the time is an estimate for."""
-    from fatbench.suite import cost, memory_need
+    from fatbench.suite import cost
 
     console = new_console()
     cells = shown_plan.to_run()
@@ -205,7 +204,7 @@ def plan(
             "bytes uploaded, downloaded and on this disk: unknown, a data set or model does not say its size"
             " (images of its DataEntry, or parameters of its ModelEntry)"
         )
-    if gpu is None and (memory_line := memory_need.line(cell.spec for cell in cells)):
+    if gpu is None and (memory_line := cost.memory_line(cell.spec for cell in cells)):
         console.print(memory_line)
     console.print(_how_long(len(cells), time, gpu))
 
@@ -213,7 +212,7 @@ def plan(
 def schedule(gpu_schedule: Schedule | None, gpu: str | None) -> None:
     """`plan --jobs`."""
     from fatbench.cli.watch import duration
-    from fatbench.suite.schedule import SQLITE
+    from fatbench.suite.duration import SQLITE
 
     if gpu_schedule is None:
         print("schedule: unknown, nothing comparable has run here (--on here measures for about 20 s)")

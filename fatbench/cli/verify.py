@@ -53,10 +53,9 @@ def verify(
     from fatbench.report.numbers import doubts
     from fatbench.store import jsonl
     from fatbench.store.stages import Store
-    from fatbench.suite.asked import contradiction
+    from fatbench.suite.asked import contradiction, identity
+    from fatbench.suite.facts import data_keys
     from fatbench.suite.filters import filter_text
-    from fatbench.suite.first_images import data_keys
-    from fatbench.suite.validate_import import identity
 
     if not whole_file.regular(file).is_file():
         raise SpecError(f"{file}: no such file (give one that 'fatbench export' wrote)")

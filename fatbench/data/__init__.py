@@ -29,7 +29,7 @@ from fatbench.data.catalogue import class_folders
 from fatbench.data.disk import prepare, status, verify, weights_status
 from fatbench.errors import SpecError
 from fatbench.suite.entry import DataEntry, Images
-from fatbench.suite.first_images import First
+from fatbench.suite.facts import First
 from fatbench.suite.types import Count, Fraction, Natural
 
 if TYPE_CHECKING:

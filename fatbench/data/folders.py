@@ -31,7 +31,7 @@ from fatbench.data.common import (
     reading,
     unpack,
 )
-from fatbench.suite.first_images import First
+from fatbench.suite.facts import First
 
 
 def hash_order(classes: Mapping[str, Sequence[Path]], order: Sequence[str]) -> tuple[list[Path], Labels]:

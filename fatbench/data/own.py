@@ -15,7 +15,7 @@ from fatbench.data import Dataset
 from fatbench.data.common import Images, Labels, Loaded, eight_bits, find_doubts, finish, reason
 from fatbench.errors import FatbenchError, MachineError, SpecError
 from fatbench.suite import calls, facts
-from fatbench.suite.first_images import First
+from fatbench.suite.facts import First
 
 PALETTES = ("P", "PA")
 GREY = ("1", "L", "LA", "La", "I", "F", "I;16", "I;16L", "I;16B", "I;16N")  # Pillow's modes without colour

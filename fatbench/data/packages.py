@@ -25,7 +25,7 @@ from fatbench.data.common import (
     reason,
 )
 from fatbench.errors import FatbenchError, MachineError, SpecError, did_you_mean
-from fatbench.suite.first_images import First
+from fatbench.suite.facts import First
 
 if TYPE_CHECKING:
     from PIL import Image

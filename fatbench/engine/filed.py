@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fatbench import settings
 from fatbench.engine.rounds import Tensors
-from fatbench.suite.memory_need import IN_MEMORY
+from fatbench.suite.cost import IN_MEMORY
 
 
 class _File:

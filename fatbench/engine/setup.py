@@ -20,7 +20,7 @@ from fatbench.engine.randomness import forked
 from fatbench.engine.rounds import Problem, State
 from fatbench.engine.splits import auxiliary_images, split
 from fatbench.settings import LocalPath, Precision
-from fatbench.suite.first_images import First, images_read
+from fatbench.suite.facts import First, images_read
 
 if TYPE_CHECKING:
     from fatbench.data import Dataset

@@ -28,7 +28,7 @@ from fatbench.engine.gradients import NoGradient, gradient_asked, part_of, predi
 from fatbench.engine.memory import out_of_memory
 from fatbench.engine.randomness import forked
 from fatbench.errors import SpecError, did_you_mean
-from fatbench.suite import calls, foreign, signatures
+from fatbench.suite import calls, signatures
 from fatbench.suite.entry import Passes
 from fatbench.suite.facts import Facts
 from fatbench.suite.types import NonNegative
@@ -84,7 +84,7 @@ def autoattack(
                 "the network draws at test time (the same image gives different logits): AutoAttack, also as 'rand', "
                 "decides by a single forward pass, so one lucky draw would decide an image"
             )
-        package = "autoattack" if foreign.installed("autoattack") else "pyautoattack"
+        package = "autoattack" if calls.installed("autoattack") else "pyautoattack"
         adversary = importlib.import_module(package).AutoAttack(
             victim, norm=norm, eps=eps, seed=seed, version=version, device=x.device
         )
@@ -268,8 +268,8 @@ def torchattacks(
     AttackError for an unknown attack or setting, for AutoAttack (10 APGD steps instead of 100: use `autoattack`), and,
     in one line, for any error of the package. Its passes are unknown.
     """
-    if not foreign.installed("torchattacks"):
-        raise AttackError(foreign.missing_package("torchattacks", "torchattacks"))
+    if not calls.installed("torchattacks"):
+        raise AttackError(calls.missing_package("torchattacks", "torchattacks"))
     with _other_package(model, generator, x.device) as (victim, seed):
         package = importlib.import_module("torchattacks")
         if attack == "AutoAttack":
@@ -315,11 +315,11 @@ def implementation(name: str) -> str:
     If its entry names packages, the first one that is installed. Raises SpecError if no attack has this name.
     """
     signature = signatures.describe("Attack", name)
-    package_names = foreign.packages(signature)
+    package_names = calls.packages(signature)
     if not package_names:
         file = Path(signatures.place_of(calls.function(signature)).rpartition(":")[0])
         return f"fatbench {__version__}" if file.is_relative_to(Path(__file__).parents[1]) else file.name
-    package = next(filter(foreign.installed, package_names), ", ".join(package_names))
+    package = next(filter(calls.installed, package_names), ", ".join(package_names))
     try:
         return f"{package} {importlib.metadata.version(package)}"
     except importlib.metadata.PackageNotFoundError:  # imported from a checkout on the path

@@ -14,8 +14,7 @@ from functools import cache
 
 from fatbench.suite import calls
 from fatbench.suite.files import Suite
-from fatbench.suite.folders import folders
-from fatbench.suite.papers import CITES
+from fatbench.suite.folders import CITES, folders
 
 FIELD = re.compile(r"^  (\w+) = \{(.*?)\},?$", re.MULTILINE)
 VENUES = ("booktitle", "journal", "howpublished")

@@ -17,8 +17,8 @@ from fatbench.report.numbers.provenance import attacked_in
 from fatbench.store.selection import WORDS
 from fatbench.suite.cells import Plan
 from fatbench.suite.contrasts import Tests
-from fatbench.suite.seeds import seeds_text
 from fatbench.suite.standard_attacks import attack_name
+from fatbench.suite.types import seeds_text
 
 FLOOR = "no side is above the most frequent class, so nothing is said of how far apart they are"
 OTHER_IMAGES = "these two trained networks on other such images"

@@ -14,7 +14,7 @@ from fatbench.runner import checkpoints, evaluate_external, own_network, stage
 from fatbench.runner.executors import local
 from fatbench.runner.run_options import RunOptions
 from fatbench.runner.transfer import ModelPair
-from fatbench.suite import calls, confounders, external_models, facts, foreign
+from fatbench.suite import calls, confounders, external_models, facts
 from fatbench.suite.cells import Evaluation, Plan
 from fatbench.suite.standard_attacks import DEFAULT_RADIUS
 
@@ -85,7 +85,7 @@ def checkpoint(file: Path, evaluations: Sequence[Evaluation], options: RunOption
     spec = _settings_of(header, file)
     for _, attack in specs:
         facts.refuse(attack, spec, "--attack")
-        foreign.check(attack, "--attack")
+        calls.demand_installed(attack, "--attack")
     pairs = [ModelPair(client, state) for client, state in models_of(model, client_tensors).items()]
     root = settings.data_folder(str(options.data) if options.data else None)
     runtime = Runtime(root, torch.device(device), settings.evaluation_precision(options.precision, [device]))

@@ -25,10 +25,10 @@ from fatbench.store import folder
 from fatbench.store.answers import same_answers
 from fatbench.store.replicates import SIGN
 from fatbench.store.schema import CELLS
-from fatbench.suite import calls, cells, external_models, facts, foreign, plugin_reads, sources, standard_attacks
+from fatbench.suite import calls, cells, external_models, facts, plugin_reads, sources, standard_attacks
 from fatbench.suite.cells import Evaluation, Plan
 from fatbench.suite.external_models import Model
-from fatbench.suite.first_images import data_keys
+from fatbench.suite.facts import data_keys
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -236,7 +236,7 @@ def evaluate(
     for evaluation in task.evaluations:
         attack = calls.call("Attack", evaluation.attack)
         facts.refuse(attack, {"partition": {}, "train": None, "validation": 0, **spec}, evaluation.label)
-        foreign.check(attack, evaluation.label)
+        calls.demand_installed(attack, evaluation.label)
     url = settings.database(options.db)
     device = local.slots(options.device, 1)[0]
     machine = Machine(

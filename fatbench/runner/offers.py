@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 from fatbench import settings
 from fatbench.errors import FatbenchError, NothingMatched, SpecError, did_you_mean
 from fatbench.store.opening import opened
-from fatbench.suite import duration, files, folders, sizes
-from fatbench.suite import schedule as schedules
-from fatbench.suite.papers import is_jpeg
+from fatbench.suite import duration, files, folders
+from fatbench.suite import duration as schedules
+from fatbench.suite.folders import is_jpeg
 
 if TYPE_CHECKING:
     from fatbench.store.stages import Store
@@ -50,7 +50,7 @@ def offers(on: str | None, preset: str | None, say: Callable[[str], None], other
     known_files = {file.resolve() for file in suite_files.values()}
     own_names = [file for file in folders.own_files().values() if Path(file).resolve() not in known_files]
     if preset is not None:
-        known_presets = {preset_name for row in sizes.listing() for preset_name in row.get("presets", ())}
+        known_presets = {preset_name for row in files.listing() for preset_name in row.get("presets", ())}
         known_presets |= {preset_name for name in own_names for preset_name in _presets(name)}
         if preset not in known_presets:
             raise SpecError(f"no suite has a preset '{preset}'{did_you_mean(preset, known_presets)}", option="preset")

@@ -25,7 +25,7 @@ from fatbench.runner.provenance import cpu, produced_by, slurm_job
 from fatbench.store import inputs, selection
 from fatbench.store.leases import LEASE
 from fatbench.store.stages import LeaseLost, Store
-from fatbench.suite import calls, memory_need, plugins, registered, sources
+from fatbench.suite import calls, cost, plugins, registered, sources
 from fatbench.suite.cells import Evaluation, canonical
 
 log = logging.getLogger("fatbench")
@@ -171,7 +171,7 @@ def ready_for(turn: Turn, machine: Machine, trained: Path | None) -> tuple[dict[
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         name = job.spec["data"]["name"]
         raise MachineError(
-            f"out of memory while data set {name} was read{memory_need.of_cell(job.spec)}: {reason}"
+            f"out of memory while data set {name} was read{cost.memory_text(job.spec)}: {reason}"
         ) from None
     if machine.microbatch and has_dropout(ready.problem.model):
         log.warning(

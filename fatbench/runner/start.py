@@ -32,9 +32,9 @@ from fatbench.store.points import Point
 from fatbench.store.stage_names import parsed
 from fatbench.store.stages import Store
 from fatbench.store.timing import gpu_memory, timed_runs
-from fatbench.suite import calls, duration, foreign, memory_need, plugin_reads, plugins, signatures, weights
+from fatbench.suite import calls, cost, duration, plugin_reads, plugins, signatures, weights
 from fatbench.suite.cells import Cell, Evaluation, Plan
-from fatbench.suite.first_images import data_key, first_images
+from fatbench.suite.facts import data_key, first_images
 from fatbench.suite.types import number
 
 LARGE = 1e9  # bytes: a worker that needs more is announced
@@ -125,7 +125,7 @@ def run(
     check_packages(jobs)
     local_cpu = options.executor == "local" and "cpu" in slots
     with settings.data_in(root):
-        memory_line = memory_need.line((job.spec for job in jobs), min(len(slots), len(jobs)), LARGE)
+        memory_line = cost.memory_line((job.spec for job in jobs), min(len(slots), len(jobs)), LARGE)
     if local_cpu and memory_line:
         watch.note(memory_line)
     plugin_reads.watch()
@@ -299,7 +299,7 @@ def check_packages(jobs: Sequence[Job]) -> None:
     }
     for job in distinct_jobs.values():
         for call in plugins.calls_of(job.spec, job.evaluations):
-            foreign.check(call, f"cell {job.cell}")
+            calls.demand_installed(call, f"cell {job.cell}")
 
 
 def _decoding_progress(watch: Any) -> decoded.Progress:
@@ -442,7 +442,7 @@ def _say_what_would_run(jobs: Sequence[Job], url: str, title: str, options: RunO
     with opened(url, create=True) as known_store:
         states, changed, remaining = _states_of(jobs, known_store, options)
         repeated = {job.cell: changed[job.cell] for job in remaining if job.cell in changed}
-        cost = _describe_rerun(remaining, repeated, known_store) if repeated and known_store is not None else ""
+        rerun = _describe_rerun(remaining, repeated, known_store) if repeated and known_store is not None else ""
     failed_jobs = [job for job in jobs if states[job.cell] == "failed" and job not in remaining]
     if not jobs:
         raise NothingMatched("nothing to run")
@@ -453,8 +453,8 @@ def _say_what_would_run(jobs: Sequence[Job], url: str, title: str, options: RunO
         print(f"{len(failed_jobs)} failed earlier: --rerun failed")
     if changed and not options.rerun_changed:
         print("\n".join(versions.lines(changed)))
-    elif cost:
-        print(cost)
+    elif rerun:
+        print(rerun)
     if options.executor == "slurm" and remaining:
         from fatbench.runner.executors import slurm
 

@@ -15,9 +15,9 @@ from typing import Any
 from pydantic import TypeAdapter
 from pydantic.json_schema import GenerateJsonSchema
 
-from fatbench.suite.contents import Contents
-from fatbench.suite.perturbation import KEY, Perturbation
+from fatbench.suite.model import PERTURBATION, Perturbation
 from fatbench.suite.signatures import CLASSES, TABLES, Setting, Signature, describe, names
+from fatbench.suite.tables import Contents
 
 DRAFT = "http://json-schema.org/draft-07/schema#"  # the draft that YAML editors understand
 TEMPLATE = "#/definitions/{model}"
@@ -44,7 +44,7 @@ def schema() -> Schema:
         definitions |= _kind(kind)
     definitions |= {kind: _function(describe(kind)) for kind in CLASSES}
     cell = _function(describe("Experiment"))
-    cell["properties"] = {**cell["properties"], KEY: {**perturbation, "required": []}}
+    cell["properties"] = {**cell["properties"], PERTURBATION: {**perturbation, "required": []}}
     cell_or_null, evaluate = _or_null(_reference("Cell")), definitions["Evaluate"]["properties"]
     presets = _mapping_of(_or_null(_reference("Preset")))
     root["properties"] |= {"base": cell_or_null, "axes": _mapping_of(_mapping_of(cell_or_null)), "presets": presets}

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import difflib
 import functools
+import hashlib
+import json
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,15 +18,14 @@ from pathlib import Path
 from typing import Any
 
 from fatbench.errors import SpecError, did_you_mean
-from fatbench.suite import language, model, plugins, signatures, trees
+from fatbench.suite import asked, language, model, plugins, signatures, trees
 from fatbench.suite.cells import Plan
-from fatbench.suite.contents import Contents
 from fatbench.suite.contrasts import Tests
 from fatbench.suite.filters import select
 from fatbench.suite.folders import available as available
 from fatbench.suite.folders import folders as folders
 from fatbench.suite.folders import own_files
-from fatbench.suite.tables import Figure, Table
+from fatbench.suite.tables import Contents, Figure, Table
 from fatbench.suite.trees import Keys, Places, Source, Tree, merge
 
 
@@ -305,3 +306,54 @@ def _with_new_rows(node: Any, parent_axes: Tree, tree: Tree) -> Any:
             new_labels = [label for label in labels if label not in parent_labels]
             return {**node, "where": {**node["where"], axis: [*shown_labels, *new_labels]}}
     return node
+
+
+# --- the number of cells in each preset: of our suites from listing.json (`make settings`), of others by counting -----
+
+
+def listing() -> Iterator[dict[str, Any]]:
+    """{"name", "title", "presets": {preset: cells}} for each valid suite file, {"name", "error"} for an invalid one."""
+    shipped_listing = json.loads(asked.LISTING.read_text(encoding="utf-8"))["suites"]
+    for name in available():
+        shipped = shipped_listing.get(name)
+        if shipped is not None and shipped["sha256"] == _digest(name):
+            yield {"name": name, "title": shipped["title"], "presets": shipped["presets"]}
+            continue
+        try:
+            yield {"name": name, **_preset_sizes(name, _plans(name))}
+        except SpecError as error:
+            yield {"name": name, "error": error}
+
+
+def shipped() -> str:
+    """The content that listing.json should have, one line for each suite and each evaluation."""
+    suites: dict[str, Any] = {}
+    attacks: dict[str, Any] = {}
+    for name in available():
+        plans = _plans(name)
+        suites[name] = {"sha256": _digest(name), **_preset_sizes(name, plans)}
+        by_point = {id(cell.evaluations): cell.evaluations for plan in plans.values() for cell in plan.cells}
+        evaluations = (evaluation for of_point in by_point.values() for evaluation in of_point)
+        attacks |= {
+            evaluation.id: asked.short_form(evaluation.attack, getattr(evaluation.origin, "stored_text", None))
+            for evaluation in evaluations
+        }
+    sections = {"suites": suites, "attacks": dict(sorted(attacks.items()))}
+    texts = {
+        section: ",\n".join(f"  {json.dumps(key)}: {json.dumps(value)}" for key, value in entries.items())
+        for section, entries in sections.items()
+    }
+    return "{\n" + ",\n".join(f" {json.dumps(section)}: {{\n{text}\n }}" for section, text in texts.items()) + "\n}\n"
+
+
+def _plans(name: str) -> dict[str, Plan]:
+    suite = load(name)
+    return {preset: suite.plan(preset, refuse=False) for preset in suite.presets()}
+
+
+def _preset_sizes(name: str, plans: Mapping[str, Plan]) -> dict[str, Any]:
+    return {"title": load(name).title, "presets": {preset: len(plan.to_run()) for preset, plan in plans.items()}}
+
+
+def _digest(name: str) -> str:
+    return hashlib.sha256(locate(name).read_bytes()).hexdigest()

@@ -1,4 +1,7 @@
-"""The folders of suites. Imports nothing heavy, because shells complete the names of suites with it."""
+"""The folders of suites, and the papers whose tables these repeat, by the beginnings of the suites' names.
+
+Imports nothing heavy, because shells complete the names of suites with it.
+"""
 
 from __future__ import annotations
 
@@ -30,3 +33,48 @@ def own_files() -> dict[str, str]:
         if name := re.search(r"^name: *['\"]?([^'\"\s#]+)", text, re.MULTILINE):
             file_by_name.setdefault(name[1], str(file))
     return file_by_name
+
+
+# --- papers ---------------------------------------------------------------------------------------------------------
+
+PAPERS = {
+    "sfat": "SFAT (Zhu et al., ICLR 2023)",
+    "fat-transformers": "FAT with transformers (Aldahdooh et al., arXiv 2022)",
+    "fedvkd": "FedVKD and FedAUX (Tao et al., Electronics 2022)",
+    "fedaux": "FedVKD and FedAUX (Tao et al., Electronics 2022)",
+    "adfl": "AdFL (Danilenka et al., arXiv 2022)",
+    "april": "Random binary weights against gradient inversion (Sawada et al., arXiv 2024)",
+    "fat-aggregators": "Comparisons of our own",
+    "fat-baselines": "Comparisons of our own",
+    "fat-bounds": "Comparisons of our own",
+    "fat-variance": "Comparisons of our own",
+    "fat-byzantine": "Comparisons of our own",
+    "fat-transfer": "Comparisons of our own",
+    "privacy": "Comparisons of our own",
+    "vit": "Networks that other suites begin with",
+}
+CITES = {  # first words of a suite's name -> papers of what it combines, beside those of its functions
+    "fat-baselines": ("wong2020",), "fat-bounds": ("wong2020",), "fat-byzantine": ("zizzo2020",),
+    "privacy-robust": ("zhang2022",), "vit-s-half": ("sawada2024",),
+}  # fmt: skip
+LINKS = {  # paper -> {kind of link: URL}; docs/references.md has the same
+    "SFAT (Zhu et al., ICLR 2023)": {"code": "https://github.com/ZFancy/SFAT"},
+    "FAT with transformers (Aldahdooh et al., arXiv 2022)": {"arXiv": "https://arxiv.org/abs/2206.02131"},
+    "FedVKD and FedAUX (Tao et al., Electronics 2022)": {"DOI": "https://doi.org/10.3390/electronics11172638"},
+    "AdFL (Danilenka et al., arXiv 2022)": {"arXiv": "https://arxiv.org/abs/2206.08124"},
+    "Random binary weights against gradient inversion (Sawada et al., arXiv 2024)": {
+        "arXiv": "https://arxiv.org/abs/2409.19988"
+    },
+}
+OTHER = "Others"
+METHODS = ("SFAT", "FedWAvg", "FedVKD", "FedAUX", "AdFL")  # the methods that the papers propose: beginnings of labels
+
+
+def paper_of(suite: str) -> str:
+    """The paper of a suite, with authors, venue and year; OTHER for a suite of none of these papers."""
+    return next((paper for prefix, paper in PAPERS.items() if f"{suite}-".startswith(f"{prefix}-")), OTHER)
+
+
+def is_jpeg(suite: str) -> bool:
+    """Whether a suite repeats experiments on images that went through JPEG."""
+    return suite.rpartition("-")[2].startswith("jpeg")

@@ -19,12 +19,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 from fatbench.errors import SpecError, did_you_mean
 from fatbench.suite import calls, cells, confounders, facts, model, standard_attacks, threats, trees, weights
 from fatbench.suite.cells import Cell, Evaluation, Plan, TransferOrigin
-from fatbench.suite.model import Condition, Evaluate, Key, Override, Preset, Transfer
-from fatbench.suite.perturbation import KEY, Perturbation
+from fatbench.suite.model import PERTURBATION, Condition, Evaluate, Key, Override, Perturbation, Preset, Transfer
 from fatbench.suite.trees import Keys, Layer, Tree, merge
 
 if TYPE_CHECKING:
-    from fatbench.suite.contents import Contents
+    from fatbench.suite.tables import Contents
 
 CELLS = 200_000  # the most of a preset, and of all presets of a suite: points of the grid times seeds
 Point = tuple[tuple[str, str], ...]  # (axis, label) of each axis
@@ -207,9 +206,9 @@ class Expansion:
         location = f"{self.suite.file}: {labels_text} ({self.name})"
         spec, layers = self._settings(key)
         try:
-            task = model.read(Perturbation, spec.pop(KEY)) if KEY in spec else None
+            task = model.read(Perturbation, spec.pop(PERTURBATION)) if PERTURBATION in spec else None
         except SpecError as error:
-            raise self._placed(error.below(KEY), layers) from None
+            raise self._placed(error.below(PERTURBATION), layers) from None
         overrides = tuple(i for i, item in enumerate(self.evaluate.overrides) if _matches(key, item.when))
         shared = overrides, task and task.of_evaluation()
         if shared not in self._evaluations:

@@ -6,7 +6,7 @@ The settings of a cell are checked elsewhere, against the functions that receive
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal, TypeVar, get_args
 
 from pydantic import (
@@ -16,6 +16,7 @@ from pydantic import (
     ConfigDict,
     Field,
     PlainValidator,
+    TypeAdapter,
     ValidationError,
     ValidationInfo,
     field_validator,
@@ -23,8 +24,8 @@ from pydantic import (
 )
 
 from fatbench.errors import SpecError, did_you_mean
-from fatbench.suite.seeds import parse_seeds
-from fatbench.suite.types import Count, Natural
+from fatbench.suite.signatures import Signature
+from fatbench.suite.types import Count, Natural, NonNegative, parse_seeds
 
 Checkpoint = Literal["last", "best-val", "best-test"]
 CHECKPOINTS: tuple[str, ...] = get_args(Checkpoint)
@@ -350,3 +351,75 @@ def _presets(value: Any) -> dict[str, Any]:
 
 Presets = Annotated[dict[str, Preset], BeforeValidator(_presets)]
 AxesOfSuite = Annotated[dict[str, Labels], BeforeValidator(mapping)]
+
+
+# --- what attacks may do to an image -------------------------------------------------------------------------------
+
+PERTURBATION = "perturbation"
+RADIUS: TypeAdapter[float] = TypeAdapter(NonNegative)
+
+
+def _radius(value: Any) -> Any:
+    try:
+        RADIUS.validate_python(value)
+    except ValidationError:
+        raise ValueError(f"expected a radius such as 8/255 or 0.1, got {value!r}") from None
+    return value
+
+
+class OfTraining(Node):
+    """Further settings of the attacks of training."""
+
+    step: Any = None
+    steps: Any = None
+
+
+class Perturbation(Node):
+    """The perturbation that every attack of a cell may apply to an image, if it states no radius of its own.
+
+    A radius belongs to the images, not to a method, so a suite writes it where it names the data. It is merged like any
+    setting and resolved before the cell is checked: `eps`, and `norm` if it is L2, go to the attacks of training,
+    monitor and evaluations; `training` holds further settings of the attacks of training alone. The checked cell has no
+    setting of this name, so it has the same identity as a cell whose attacks state their radius.
+    """
+
+    norm: Literal["Linf", "L2"] = "Linf"
+    eps: Annotated[Any, PlainValidator(_radius, json_schema_input_type=NonNegative)]
+    training: OfTraining = OfTraining()
+
+    def __str__(self) -> str:
+        return f"{self.norm} {self.eps}"
+
+    def of_evaluation(self) -> Perturbation:
+        """The perturbation without the settings of training."""
+        return self.model_copy(update={"training": OfTraining()})
+
+    def missing_settings(self, signature: Signature, node: Mapping[str, Any], training: bool) -> dict[str, Any]:
+        """The settings that a call takes from the perturbation, since it does not state them itself.
+
+        SpecError if it attacks in another norm.
+        """
+        missing: dict[str, Any] = {}
+        if signature.kind not in ("Attack", "Objective"):
+            return missing
+        if signature.kind == "Attack" and training:
+            stated = self.training.model_dump(exclude_unset=True)
+            missing = {key: value for key, value in stated.items() if key in signature.by_name and key not in node}
+        if "eps" not in signature.by_name or "eps" in node:
+            return missing
+        norm = node.get("norm", self.norm) if "norm" in signature.by_name else "Linf"
+        if norm != self.norm:
+            raise SpecError(f"{node['name']} attacks in {norm}, but the perturbation is {self}: state its eps")
+        return {**missing, **({} if norm == "Linf" or "norm" in node else {"norm": norm}), "eps": self.eps}
+
+
+def perturbations_in_words(tasks: Iterable[tuple[str, str]]) -> str:
+    """The text of a caption for pairs (data set, perturbation): "Linf 8/255 (cifar10), Linf 25/255 (mnist)"."""
+    data_by_perturbation: dict[str, list[str]] = {}
+    for data, perturbation in dict.fromkeys(tasks):
+        if perturbation:
+            data_by_perturbation.setdefault(perturbation, []).append(data)
+    return ", ".join(
+        f"{perturbation} ({', '.join(data)})" if len(data_by_perturbation) > 1 else perturbation
+        for perturbation, data in data_by_perturbation.items()
+    )

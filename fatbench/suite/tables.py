@@ -6,24 +6,40 @@ import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, PlainValidator, ValidationInfo, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    PlainValidator,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from fatbench.errors import did_you_mean
 from fatbench.suite import threats
+from fatbench.suite.contrasts import Baseline, Tests, as_list
 from fatbench.suite.model import (
     Axes,
+    AxesOfSuite,
     Condition,
+    Evaluate,
+    GridSpec,
     Label,
     Misfit,
     Node,
     Note,
     OneOrMore,
+    OverrideMap,
+    Presets,
+    Seeds,
     Text,
     known_axis,
     known_label,
     labels,
     mapping,
 )
+from fatbench.suite.threats import Letter
 
 SERIES = "series"  # as an axis of panels: one panel for each heading
 Selected = Literal["last", "best-val", "best-test", "unknown"]
@@ -362,3 +378,43 @@ def _why_not_drawn(source: str, kind: str) -> str:
     if stage == "artifact" and match["client"]:
         return f"a tensor is drawn whole: remove '[{match['client']}]' from '{source}'"
     return ""
+
+
+# --- the whole file -------------------------------------------------------------------------------------------------
+
+
+def _in_context(axes: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
+    """The axes, against which the fields after this one are checked."""
+    if info.context is not None:
+        info.context["axes"] = axes
+    return axes
+
+
+def _file_name(name: str) -> str:
+    """`name`, with which the names of figures, pages and exports begin. ValueError if it could be a path."""
+    if re.search(r"[/\\]", name) or name.startswith(".") or not name.isprintable():
+        raise ValueError(f"expected a name without / and \\ that files can begin with, got {name!r}")
+    return name
+
+
+class Contents(Node):
+    """A suite file, merged over the suite that it extends."""
+
+    name: Annotated[Text, AfterValidator(_file_name)]
+    title: Text
+    description: Note = ""
+    extends: Text | None = None
+    plugins: list[str] = Field(default=[])  # paths; first those of the suite that it extends
+    seeds: Seeds = Field(default=[0])
+    threat: Letter | None = None  # the most that an attack on privacy may assume
+    base: OverrideMap
+    axes: Annotated[AxesOfSuite, AfterValidator(_in_context)] = Field(default={})
+    baseline: Baseline = None  # the label with which all others of its axis are compared
+    grid: GridSpec = GridSpec()
+    evaluate: Evaluate = Evaluate()
+    presets: Presets
+    tables: list[Table] = Field(default=[])
+    figures: Annotated[list[Figure], AfterValidator(distinct)] = Field(default=[])
+    tests: Annotated[list[Tests], BeforeValidator(as_list, json_schema_input_type=Tests | list[Tests])] = Field(
+        default=[]
+    )

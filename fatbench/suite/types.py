@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from annotated_types import Ge, Gt, Le, Lt
 from pydantic import AfterValidator, BeforeValidator
 
+from fatbench.errors import SpecError
 from fatbench.suite import weights
 
 FRACTION = re.compile(r"\s*(-?\d+(?:\.\d+)?)\s*/\s*(\d+(?:\.\d+)?)\s*\Z")
@@ -162,3 +163,33 @@ def text_of(annotation: Any) -> str:
 def evaluated(text: str, space: Mapping[str, Any] = {}) -> Any:
     """The type of a text. space: further names that the text may have."""
     return eval(text, {**globals(), **space})
+
+
+# --- seeds as text, as `--seeds` and suite files take them, and as tables and messages say them ---------------------
+
+SEEDS = 100_000  # the most of a list
+
+
+def parse_seeds(text: str) -> list[int]:
+    """The seeds of a text such as "0-4", "6,7" or "3"; SpecError for any other text."""
+    seeds: list[int] = []
+    for range_text in text.split(","):
+        match = re.fullmatch(r"\s*([0-9]{1,18})(?:\s*-\s*([0-9]{1,18}))?\s*", range_text)
+        if not match or (match[2] and int(match[2]) < int(match[1])):
+            raise SpecError(f"expected seeds such as 0-4 or 6,7, got '{text[:60]}'", option="seeds")
+        seed_range = range(int(match[1]), int(match[2] or match[1]) + 1)
+        if len(seeds) + len(seed_range) > SEEDS:
+            raise SpecError(f"more than {SEEDS} seeds: '{text[:60]}'", option="seeds")
+        seeds += seed_range
+    return list(dict.fromkeys(seeds))
+
+
+def seeds_text(seeds: Iterable[int]) -> str:
+    """The seeds in order, more than ten in a row as a range: "0, 1, 2", "10-39, 41"."""
+    texts: list[str] = []
+    rest = sorted(seeds)
+    while rest:
+        length = next((n for n, seed in enumerate(rest) if seed != rest[0] + n), len(rest))
+        texts += [f"{rest[0]}-{rest[length - 1]}"] if length > 10 else map(str, rest[:length])
+        rest = rest[length:]
+    return ", ".join(texts)

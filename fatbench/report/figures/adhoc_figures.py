@@ -19,9 +19,8 @@ from fatbench.report.numbers.stored import logged_clients, read
 from fatbench.store.selection import Checkpoint
 from fatbench.suite import model
 from fatbench.suite.cells import Cell, Plan
-from fatbench.suite.contents import Contents
 from fatbench.suite.files import Suite
-from fatbench.suite.tables import SERIES, Figure
+from fatbench.suite.tables import SERIES, Contents, Figure
 
 if TYPE_CHECKING:
     from fatbench.report.figures.series import Plot

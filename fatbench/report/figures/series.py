@@ -30,13 +30,12 @@ from fatbench.report.tables import number_format
 from fatbench.report.tables.notes import data_note
 from fatbench.report.tables.sheet import label
 from fatbench.store.selection import PUBLISHED, WORDS, Checkpoint
-from fatbench.suite import perturbation, plugins
+from fatbench.suite import model, plugins
 from fatbench.suite.cells import Cell, Plan
 from fatbench.suite.files import Suite
 from fatbench.suite.model import Key
-from fatbench.suite.seeds import seeds_text
 from fatbench.suite.tables import SERIES, Figure
-from fatbench.suite.types import number
+from fatbench.suite.types import number, seeds_text
 
 
 @dataclass(frozen=True)
@@ -402,7 +401,9 @@ def _notes(plot: Plot, plan: Plan, cells: Sequence[Cell], select: Checkpoint) ->
     yield "suite", f"{preset}. {plan.note}".removesuffix(". ")
     if plan.where:
         yield "filter", plan.where
-    if perturbation_text := perturbation.in_words((cell.spec["data"]["name"], cell.perturbation) for cell in cells):
+    if perturbation_text := model.perturbations_in_words(
+        (cell.spec["data"]["name"], cell.perturbation) for cell in cells
+    ):
         yield "perturbation", perturbation_text
     lines = [line for panel in plot.panels for line in panel.lines]
     words = in_words((line.heading, line.source) for line in lines)

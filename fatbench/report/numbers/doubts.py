@@ -27,9 +27,8 @@ from fatbench.report.numbers.statistics import binomial_tail
 from fatbench.store.doubt_names import IN_ROUNDS, PREFIX
 from fatbench.store.stage_names import parsed
 from fatbench.suite import facts
-from fatbench.suite.seeds import seeds_text
 from fatbench.suite.signatures import names
-from fatbench.suite.types import number
+from fatbench.suite.types import number, seeds_text
 
 SIGMAS = 3.0
 ZERO_GRADIENTS = 0.01  # fraction of images without any loss gradient above which attacks are not to be trusted

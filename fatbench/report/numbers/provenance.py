@@ -14,7 +14,7 @@ from pandas import DataFrame
 from fatbench.store import inputs
 from fatbench.store.stage_names import parsed
 from fatbench.suite import plugins
-from fatbench.suite.seeds import seeds_text
+from fatbench.suite.types import seeds_text
 
 
 @dataclass(frozen=True, eq=False)

@@ -27,8 +27,8 @@ from fatbench.store.rows import fetch
 from fatbench.store.schema import RUNS, STAGES
 from fatbench.store.stage_names import parsed
 from fatbench.suite import plugin_reads, plugins, signatures
+from fatbench.suite.facts import data_keys
 from fatbench.suite.filters import RUN_KEYS
-from fatbench.suite.first_images import data_keys
 
 if TYPE_CHECKING:
     from fatbench.store.stages import Store

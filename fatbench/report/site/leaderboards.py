@@ -25,7 +25,7 @@ from fatbench.store.selection import Checkpoint
 from fatbench.suite import facts, format_call, standard_attacks, threats
 from fatbench.suite.cells import Cell, Plan, digest
 from fatbench.suite.files import Suite
-from fatbench.suite.papers import METHODS, OTHER, PAPERS, paper_of
+from fatbench.suite.folders import METHODS, OTHER, PAPERS, paper_of
 
 if TYPE_CHECKING:
     from fatbench.store.stages import Store

@@ -34,7 +34,7 @@ from fatbench.store.replicates import SIGN
 from fatbench.store.selection import WORDS, Checkpoint
 from fatbench.suite.cells import Plan
 from fatbench.suite.files import Suite
-from fatbench.suite.papers import LINKS, paper_of
+from fatbench.suite.folders import LINKS, paper_of
 from fatbench.suite.standard_attacks import attack_name
 from fatbench.suite.tables import KEPT
 from fatbench.version import __version__

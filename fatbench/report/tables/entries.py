@@ -28,7 +28,7 @@ from fatbench.report.tables.notes import as_published, checkpoint, footnotes, no
 from fatbench.report.tables.number_format import decimals, with_texts
 from fatbench.report.tables.sheet import ENTRY, LABEL, Column, Sheet, as_tuples, label
 from fatbench.store.stage_names import parsed
-from fatbench.suite import confounders, facts, perturbation, plugins
+from fatbench.suite import confounders, facts, model, plugins
 from fatbench.suite.cells import Cell, Plan
 from fatbench.suite.external_models import SUITE as EVALUATED
 from fatbench.suite.external_models import describe_model
@@ -108,7 +108,7 @@ def _sheet(
         footnotes=keys,
         points=list(dict.fromkeys((", ".join(cell.key.values()), cell.id) for cell in points.all_cells())),
         attacks=_attacks(headed, points.cells),
-        perturbation=perturbation.in_words((cell.spec["data"]["name"], cell.perturbation) for cell in cells),
+        perturbation=model.perturbations_in_words((cell.spec["data"]["name"], cell.perturbation) for cell in cells),
         split=has_subgroups,
     )
     if shared_images:

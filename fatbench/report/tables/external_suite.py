@@ -16,10 +16,10 @@ from fatbench.store.replicates import SIGN
 from fatbench.store.stage_names import parsed
 from fatbench.suite import external_models, model, standard_attacks
 from fatbench.suite.cells import Cell, Evaluation, Plan
-from fatbench.suite.contents import Contents
 from fatbench.suite.external_models import SUITE
 from fatbench.suite.files import Suite
 from fatbench.suite.filters import select
+from fatbench.suite.tables import Contents
 from fatbench.suite.types import number
 
 if TYPE_CHECKING:

@@ -25,8 +25,8 @@ from fatbench.suite import format_call
 from fatbench.suite.cells import Cell, Plan
 from fatbench.suite.external_models import SUITE as EVALUATED
 from fatbench.suite.facts import role as role_of
-from fatbench.suite.seeds import seeds_text
 from fatbench.suite.tables import OVER, Table
+from fatbench.suite.types import seeds_text
 
 NOT_COMPARED = "no difference shown: the settings are not the paper's"
 PRIOR = (
