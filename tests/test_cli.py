@@ -89,9 +89,11 @@ def test_a_plan_without_a_suite_says_what_fits(run, place, monkeypatch):
     said: list[str] = []
     assert [offer.suite for offer in offering.offers("h100", "paper", said.append)] == ["tiny"]
     assert said == ["estimating tiny"]  # what a terminal shows meanwhile
-    (place / "mine.yaml").write_text("name: mine\nextends: tiny.yaml\npresets:\n  night: {}\n")
+    (place / "mine.yaml").write_text("name: mine\nextends: tiny.yaml\npresets:\n  night: {}\n  weekend: {}\n")
     assert [offer.suite for offer in offering.offers("h100", "paper", said.append)] == ["tiny", "mine.yaml"]
     assert [offer.suite for offer in offering.offers("h100", "night", said.append)] == ["mine.yaml"]
+    assert ("mine.yaml", "weekend") in [(one.suite, one.preset) for one in offering.offers("h100", None, said.append)]
+    assert {one.preset for one in offering.offers("h100", None, said.append)} <= {"quick", "weekend"}
     monkeypatch.setattr("fatbench.suite.files.load", lambda name: pytest.fail("nothing has run here: nothing to plan"))
     code, _, err = run("plan")
     assert code == 3 and "--on h100" in err and "--on", "here" in err

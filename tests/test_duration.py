@@ -294,6 +294,23 @@ def test_a_gpu_is_known_by_what_its_driver_calls_it(driver: str, name: str | Non
     assert gpu_estimates.known_gpu(driver) == name
 
 
+@pytest.mark.parametrize(
+    "name", ["sfat-cifar10", "fat-transformers-iid", "fedvkd-cifar10", "adfl-mnist", "april-learning"]
+)
+def test_a_weekend_is_a_part_of_the_paper_that_one_gpu_finishes(name: str) -> None:
+    """Its cells and attacks are the paper's own, of one seed."""
+    suite = files.load(name)
+    weekend, paper = suite.plan("weekend"), {cell.id: cell for cell in suite.plan("paper").cells}
+    assert len({cell.spec["seed"] for cell in weekend.cells}) == 1
+    for cell in weekend.cells:
+        assert cell.id in paper and cell.key == paper[cell.id].key
+        assert {one.id for one in cell.evaluations} <= {one.id for one in paper[cell.id].evaluations}
+    cells = weekend.to_run()
+    speeds = gpu_estimates.speeds(cells, "h200", "auto", None, "auto")
+    time = duration.estimate(cells, speeds, duration.whole_plan(weekend))
+    assert not time.unknown and time.seconds < 48 * 3600
+
+
 def test_a_run_on_a_gpu_says_what_is_chosen_and_what_would_be_faster() -> None:
     cells = files.load("sfat-cifar10").plan().unique()[:6]
     said = gpu_estimates.choices(cells, "NVIDIA H200", "fp32", None, "auto")

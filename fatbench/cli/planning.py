@@ -112,7 +112,7 @@ def _what_fits(budget: str | None, on: str | None, preset: str | None) -> None:
     if on is None and (gpu := gpu_name(slots(None, None)[0])):
         on = known_gpu(gpu)
     with working("estimating every suite") as say:
-        all_offers = list(offering.offers(on, preset or ("quick" if on else None), say, OTHER_TIMES))
+        all_offers = list(offering.offers(on, preset, say, OTHER_TIMES))
     where = f"one {on.upper()}, an estimate" if on else "one worker of this machine"
     timed = [offer for offer in all_offers if offer.seconds is not None]
     fit = [

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from fatbench.suite.cells import Plan
 
 CALIBRATION = 20  # seconds
+ESTIMATED = ("quick", "weekend")  # presets whose time on a GPU is told without naming one
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ def offers(on: str | None, preset: str | None, say: Callable[[str], None], other
     """Every preset of every suite on the published images but smoke, with its time on one worker or on one GPU `on`.
 
     Suites in the working directory come last, under their files' names.
-    preset: this one alone; of a GPU, whose time is counted network by network, it is `quick` unless another is named.
+    preset: this one alone; of a GPU, whose time is counted network by network, they are ESTIMATED unless one is named.
     say: gets what is being estimated. other_times: how times can be known without a run, for the message.
     SpecError: no suite has this preset. NothingMatched: nothing has run here from which a time could be known.
     """
@@ -67,7 +68,8 @@ def offers(on: str | None, preset: str | None, say: Callable[[str], None], other
                 preset_names = [
                     preset_name
                     for preset_name in suite.presets()
-                    if preset_name == preset or (preset is None and preset_name != "smoke")
+                    if preset_name == preset
+                    or (preset is None and (preset_name != "smoke" if on is None else preset_name in ESTIMATED))
                 ]
                 plans = [suite.plan(preset_name) for preset_name in preset_names]
             except FatbenchError:  # `list suites` says what is wrong with it
