@@ -720,7 +720,7 @@ def test_plot_from_the_command_line(drawn: Suite, run: Callable[..., tuple[int, 
     assert run("plot", "drawn.yaml") == (
         3,
         "",
-        "fatbench: suite 'drawn' has no figures: --x round --metric natural draws one\n",
+        "fatbench: suite 'drawn' has no figures: give x, such as round, and a metric for your own\n",
     )
 
 

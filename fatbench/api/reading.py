@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from torch import nn
 
+    from fatbench.report.figures.series import Plot
     from fatbench.store.selection import Checkpoint
     from fatbench.suite.cells import Plan
 
@@ -373,17 +374,13 @@ def plot(
     pages, from 1. The other arguments as of `table`.
     SpecError: no such figure, or several, whose ids or pages it names; NothingMatched: nothing of it is measured yet.
     """
-    from fatbench.report.figures import adhoc_figures, plots
+    from fatbench.report.figures import plots
 
     known_choice("select", select, CHECKPOINTS)
     with plugged(plugins, db), opened(db) as store:
         chosen_suite, plan = plan_read(suite, preset, seeds, where, store)
         store = existing_store(store, db)
-        if x is not None or y or by:
-            figure = adhoc_figures.figure(chosen_suite, plan, store, x, names(y), names(by))
-            plots_drawn = adhoc_figures.series_of(chosen_suite, plan, store, [figure], select)
-        else:
-            plots_drawn = report.build_figures(chosen_suite, plan, store, id, select=select)
+        plots_drawn = plots_of(chosen_suite, plan, store, id, x, names(y), names(by), select)
     if len(plots_drawn) > 1:
         ids = ", ".join(plot.figure.id for plot in plots_drawn)
         raise SpecError(
@@ -401,6 +398,25 @@ def plot(
     if page is not None and not 1 <= page <= len(pages):
         raise SpecError(f"page: the figure has {len(pages)}, got {page!r}")
     return pages[(page or 1) - 1]
+
+
+def plots_of(
+    suite: Suite, plan: Plan, store: Store | None, id: str | None, x: str | None, y: Sequence[str],
+    by: Sequence[str], select: Checkpoint,
+) -> list[Plot]:  # fmt: skip
+    """The figures of a suite, the one with an id, or one of your own over x; says which labels nothing is drawn of."""
+    from fatbench.report.figures import adhoc_figures
+
+    if x is not None or y or by:
+        figure = adhoc_figures.figure(suite, plan, store, x, y, by)
+        assert store is not None  # else nothing is measured
+        return adhoc_figures.series_of(suite, plan, store, [figure], select)
+    if not suite.figures:
+        raise NothingMatched(f"suite '{suite.name}' has no figures: give x, such as round, and a metric for your own")
+    plots = report.build_figures(suite, plan, store, id, select=select)
+    for unknown_label in report.unknown(plots, plan, store):
+        _say(unknown_label)
+    return plots
 
 
 # --- networks, and files of results -------------------------------------------------------------------------------

@@ -257,21 +257,7 @@ def plot(
                     reporting.draw_forest(plan, store, output or FIGURES, format, families=chosen_suite.tests, **drawn)
                 )
                 continue
-            if is_own:
-                from fatbench.report.figures import adhoc_figures
-
-                own_figure = adhoc_figures.figure(chosen_suite, plan, store, x, metrics, name_list(by))
-                assert store is not None  # else nothing is measured
-                plots += adhoc_figures.series_of(chosen_suite, plan, store, [own_figure], chosen_checkpoint)
-                continue
-            if not chosen_suite.figures:
-                raise NothingMatched(
-                    f"suite '{chosen_suite.name}' has no figures: --x round --metric natural draws one"
-                )
-            suite_plots = reporting.build_figures(chosen_suite, plan, store, figure, select=chosen_checkpoint)
-            for unknown_label in reporting.unknown(suite_plots, plan, store):
-                print(f"fatbench: {unknown_label}", file=sys.stderr)
-            plots += suite_plots
+            plots += api.plots_of(chosen_suite, plan, store, figure, x, metrics, name_list(by), chosen_checkpoint)
     if figure == "forest":
         return
     called = "-".join(dict.fromkeys(plot.suite for plot in plots)) or "no"

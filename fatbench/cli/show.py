@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -50,14 +49,9 @@ def new_console() -> Console:
     return console
 
 
-def _table(*columns: str, right_aligned: Sequence[str] = ()) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    for column in columns:
-        table.add_column(column, justify="right" if column in right_aligned else "left", overflow="fold")
-    return table
-
-
 LONG = 200  # rows; Rich takes a millisecond for each
+GOT = "where, or how to get it"
+WHOLE = ("presets", "attack", "settings", GOT)  # columns that are never cut: a command is of use whole
 NARROW = 8  # letters that are left of a text at least
 
 
@@ -79,7 +73,7 @@ def print_rows(
                 style="dim",
                 soft_wrap=True,
             )
-    texts = [i for i in widths if i and columns[i] not in (*right_aligned, "presets", GOT)]  # a command is of use whole
+    texts = [i for i in widths if i and columns[i] not in (*right_aligned, *WHOLE)]
     while excess() > 0 and texts and widths[widest := max(texts, key=widths.__getitem__)] > NARROW:
         widths[widest] -= 1
 
@@ -313,10 +307,8 @@ def all_status(counts: Mapping[tuple[str, str], Mapping[str, int]]) -> None:
     if not counts:
         console.print("nothing has been run yet: fatbench run NAME (see fatbench list suites)")
         return
-    table = _table("suite", "preset", *STATES, right_aligned=STATES)
-    for (name, preset), states in counts.items():
-        table.add_row(name, preset, *(str(states[state]) for state in STATES))
-    console.print(table)
+    rows = [[*name, *(str(states[state]) for state in STATES)] for name, states in counts.items()]
+    print_rows(console, ("suite", "preset", *STATES), rows, STATES)
     console.print("Cells by the state of their training; fatbench status NAME also counts evaluations.", style="dim")
 
 
@@ -342,34 +334,27 @@ def cell(
     console.print(f"cell {id}{f': {name}' if name else ''}", style="bold")
     model_numbers = [(parsed(row["stage"]), row) for row in numbers if row["client"] < 0]
     accuracies = [(stage, row) for stage, row in model_numbers if row["metric"] == stage.metric]
-    table = _table(
-        "evaluated", "accuracy", "n", "model of round", "precision", right_aligned=("accuracy", "n", "model of round")
-    )
-    for stage, row in sorted(accuracies, key=lambda one: (strength(one[0].metric), one[0].metric)):
-        accuracy = f"{100 * row['value']:.2f} %{'†' * bool(row['doubts'])}"
-        table.add_row(attack_name(stage.metric), accuracy, str(row["n"]), str(stage.round), stage.precision)
-    if accuracies:
-        console.print(table)
+    evaluated = [
+        [attack_name(stage.metric), _accuracy(row["value"], row["doubts"]), str(row["n"]), str(stage.round),
+         stage.precision]
+        for stage, row in sorted(accuracies, key=lambda one: (strength(one[0].metric), one[0].metric))
+    ]  # fmt: skip
+    counted = ("accuracy", "n", "model of round")
+    if evaluated:
+        print_rows(console, ("evaluated", *counted, "precision"), evaluated, counted)
     for doubt in dict.fromkeys(doubt for row in numbers for doubt in row["doubts"]):
         attack_names = dict.fromkeys(attack_name(row["metric"]) for _, row in accuracies if doubt in row["doubts"])
         console.print(f"† {doubt} ({', '.join(attack_names)})", style="red")
     for setting_name, text, _ in format_call.of_cell(spec):
         console.print(f"{setting_name}: {text}", soft_wrap=True)
-    table = _table("stage", "state", "done", "run", "attack", right_aligned=("done", "run"))
-    for (_, stage_name), stage_row in sorted(stages.items()):
-        state = Text(stage_row.status, COLOURS.get(stage_row.status, ""))
-        settings = dict(stage_row.settings or {})
-        code = settings.pop("implementation", "")
-        attack = format_call.with_all_settings(settings) + f"; code: {code}" * bool(code) if settings else ""
-        table.add_row(stage_name, state, f"{stage_row.round}/{stage_row.total}", str(stage_row.run or ""), attack)
-    console.print(table)
+    print_rows(console, ("stage", "state", "done", "run", "attack"), [
+        [name, row.status, f"{row.round}/{row.total}", str(row.run or ""), _attack_text(row.settings)]
+        for (_, name), row in sorted(stages.items())
+    ], ("done", "run"))  # fmt: skip
     last_round = max((row["round"] for row in numbers if row["stage"] == "train"), default=0)
     ends = [row for row in numbers if row["stage"] == "train" and row["round"] == last_round]
-    table = _table("training, last round", "value", right_aligned=("value",))
-    for row in ends:
-        if row["client"] < 0:
-            table.add_row(row["metric"], f"{row['value']:.6g}")
-    console.print(table)
+    values = [[row["metric"], f"{row['value']:.6g}"] for row in ends if row["client"] < 0]
+    print_rows(console, ("training, last round", "value"), values, ("value",))
     hidden = earlier_count + len(numbers) - len(accuracies) - sum(row["client"] < 0 for row in ends)
     if hidden:
         console.print(f"{hidden} further numbers, of clients and earlier rounds: --format json", style="dim")
@@ -382,6 +367,17 @@ def cell(
         )
     if "evaluated" not in spec and any((stage, row.status) == ("train", "done") for (_, stage), row in stages.items()):
         console.print(f"computes it again: {way_back(id.partition(SIGN)[0])}", soft_wrap=True)
+
+
+def _accuracy(value: float, doubts: Sequence[str]) -> str:
+    return f"{100 * value:.2f} %{'†' * bool(doubts)}"
+
+
+def _attack_text(settings: Mapping[str, Any] | None) -> str:
+    """The settings of a stage's attack, and the code that computed it; empty of a training."""
+    attack = dict(settings or {})
+    code = attack.pop("implementation", "")
+    return format_call.with_all_settings(attack) + f"; code: {code}" * bool(code) if attack else ""
 
 
 def _slurm(run: Mapping[str, Any]) -> str:
@@ -404,15 +400,16 @@ def evaluation(results: Sequence[Mapping[str, Any]], subject: str) -> None:
 
     console = new_console()
     console.print(f"{answer(results)}: {subject}", style="bold", soft_wrap=True)
-    table = _table("attack", "accuracy", "95 % interval", "images", "settings", right_aligned=("accuracy", "images"))
+    rows = []
     for row in results:
         low, high = wilson(round(row["accuracy"] * row["n"]), row["n"])
-        accuracy = f"{100 * row['accuracy']:.2f} %{'†' * bool(row['doubts'])}"
         settings_of = _settings_text(row["attack"]) if row["attack"] else ""
-        table.add_row(
-            attack_name(row["label"]), accuracy, f"{100 * low:.1f} to {100 * high:.1f}", str(row["n"]), settings_of
+        interval, images = f"{100 * low:.1f} to {100 * high:.1f}", str(row["n"])
+        rows.append(
+            [attack_name(row["label"]), _accuracy(row["accuracy"], row["doubts"]), interval, images, settings_of]
         )
-    console.print(table)
+    columns = ("attack", "accuracy", "95 % interval", "images", "settings")
+    print_rows(console, columns, rows, ("accuracy", "images"))
     for doubt in dict.fromkeys(doubt for row in results for doubt in row["doubts"]):
         attack_names = ", ".join(attack_name(row["label"]) for row in results if doubt in row["doubts"])
         console.print(f"† {doubt} ({attack_names})", style="red", soft_wrap=True)
@@ -465,9 +462,6 @@ def datasets(root: Path, rows: Sequence[Mapping[str, Any]], files: Sequence[Mapp
         if row["state"] in ("variant", "damaged"):
             console.print(f"{row['name']}: {row['message']}")
     console.print(f"looked in {root} (--data, FATBENCH_DATA)", style="dim")
-
-
-GOT = "where, or how to get it"
 
 
 def _location(row: Mapping[str, Any]) -> str:
