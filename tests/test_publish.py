@@ -69,12 +69,13 @@ def test_rows_that_are_refused_are_named_and_nothing_is_written(run: Run, place:
 
 
 def test_what_the_paper_calls_a_label_and_a_table_with_semicolons(run: Run, place: Path) -> None:
-    (place / "paper.csv").write_text("method;natural\nSlow pace;0.58\nFAST;0.61\n")
+    (place / "paper.csv").write_text("\ufeffmethod;natural\nSlow pace;0,58\nFAST;0.61\n")
     code, out, said = run(
         "import", "paper.csv", "--as-published", "mine.yaml", "--label", "Slow pace=slow", "--format", "json"
     )
     assert (code, said) == (0, "") and (json.loads(out)["rows"], json.loads(out)["numbers"]) == (2, 2)
     assert "unit: plain" in (place / "mine.yaml").read_text()  # fractions
+    assert "slow,0.58," in next((place / "published").glob("*.csv")).read_text()  # spreadsheets write 0,58 in German
 
 
 def test_records_of_robustbench_are_read_and_seeds_are_a_row(run: Run, place: Path) -> None:

@@ -121,7 +121,7 @@ def decode(
                     new_folder.rename(folder)
             return _map_array(folder, files_by_split, sha256, size)
         if total > settings.available_memory() / 2:
-            room = shutil.disk_usage(_existing_ancestor(cached)).free
+            room = shutil.disk_usage(next(one for one in (cached, *cached.parents) if one.exists())).free
             raise MachineError(
                 f"{_common_folder(files)}: {len(files):,} decoded images take {total / 1e9:.1f} GB; {cached} has"
                 f" {room / 1e9:.1f} GB left or cannot be written (XDG_CACHE_HOME names another folder), and"
@@ -245,7 +245,3 @@ def _in_threads(act: Callable[[int], Any], n: int, title: str = "") -> list[Any]
         remainder = f"; and {len(damaged) - NAMED} more" if len(damaged) > NAMED else ""
         raise DamagedData("; ".join(sorted(damaged)[:NAMED]) + remainder)
     return all_results
-
-
-def _existing_ancestor(folder: Path) -> Path:
-    return next(ancestor for ancestor in (folder, *folder.parents) if ancestor.exists())

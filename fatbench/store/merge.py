@@ -86,7 +86,7 @@ def _stage(
             chosen, owner = (ours, here) if both else (theirs, there)
             longer = max(ours, theirs, key=lambda stage: len(stage.bits))
             chosen = chosen.model_copy(update={"outcomes": longer.outcomes})
-            if both and not all(_is_unverified(stage) for stage in (ours, theirs)):
+            if both and not all(any(UNVERIFIED in block[3] for block in one.numbers) for one in (ours, theirs)):
                 numbers = {key: found for key, found in numbers.items() if key[2] != UNVERIFIED}
     rows = sorted([*key, value, n, position[uid], created] for key, (value, n, uid, created) in numbers.items())
     run = None if chosen.run is None else position[owner.runs[chosen.run].uid]
@@ -98,10 +98,6 @@ def _numbers(cell: Cell, stage: Stage) -> dict[Key, Found]:
         (round, client, metric): (value, n, cell.runs[run].uid, created)
         for round, client, metric, value, n, run, created in stage.rows
     }
-
-
-def _is_unverified(stage: Stage) -> bool:
-    return any(UNVERIFIED in block[3] for block in stage.numbers)
 
 
 def is_further(here: Cell, ours: Stage, theirs: Stage, held: Collection[str], resumable: Collection[str]) -> bool:

@@ -148,14 +148,9 @@ class Plan:
 _JSON = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
 
 
-def json_text(value: Any) -> str:
-    """A value's canonical JSON, ASCII alone."""
-    return _JSON.encode(value)
-
-
 def digest(value: Any) -> str:
     """The hex SHA-256 of a value's canonical JSON."""
-    return hashlib.sha256(json_text(value).encode()).hexdigest()
+    return hashlib.sha256(_JSON.encode(value).encode()).hexdigest()
 
 
 def identity(spec: Mapping[str, Any]) -> str:

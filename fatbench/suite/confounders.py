@@ -158,14 +158,10 @@ def sentences(confounding: Iterable[Confounder]) -> list[str]:
         for group in confounders_by_value.values()
         for sentence, confounder in group.items()
         if not any(
-            confounder is not other_confounder and _is_part(confounder, other_confounder)
-            for other_confounder in group.values()
+            confounder is not other and {*confounder.rows} <= {*other.rows} and {*confounder.others} <= {*other.others}
+            for other in group.values()
         )
     ]
-
-
-def _is_part(confounder: Confounder, other_confounder: Confounder) -> bool:
-    return {*confounder.rows} <= {*other_confounder.rows} and {*confounder.others} <= {*other_confounder.others}
 
 
 def _setting_at(path: str, settings: Mapping[str, Any]) -> Any:
@@ -214,13 +210,9 @@ def _is_own(path: str, row_a: Row, row_b: Row, paths: frozenset[str]) -> bool:
     is_of_function = any(
         own_path.endswith(".name") and path.startswith(own_path.removesuffix("name")) for own_path in paths
     )
-    return is_of_function and not any(_is_set(row, path) for row in (row_a, row_b))
-
-
-def _is_set(row: Row, path: str) -> bool:
-    """Whether a cell has the setting at a value other than its default."""
-    short_spec = calls.without_defaults(calls.call("Experiment", row.spec))
-    return path in leaves(short_spec)
+    return is_of_function and not any(
+        path in leaves(calls.without_defaults(calls.call("Experiment", row.spec))) for row in (row_a, row_b)
+    )
 
 
 def _is_of_perturbation(path: str, own_path: str) -> bool:

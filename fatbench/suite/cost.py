@@ -176,10 +176,9 @@ def memory_of(spec: Mapping[str, Any]) -> MemoryNeed | None:
     if not (data.train and data.side and data.channels) or size is None:
         return None
     work = training(spec) or Work()
-    image_counts = images_read(spec["train"], spec["test"], spec["train_from"])
-    if not _reads_first_only(spec["data"]):
-        image_counts = (None, None)
-    images = (image_counts[0] or data.train) + (image_counts[1] or data.test or 0)
+    is_read_whole = "first" not in call("Data", spec["data"]).signature.asks
+    train, test = (None, None) if is_read_whole else images_read(spec["train"], spec["test"], spec["train_from"])
+    images = (train or data.train) + (test or data.test or 0)
     optimizer = local(spec["algorithm"])
     # copies of the weights that the optimizer keeps: two of Adam, one of SGD with momentum
     moments = 2 if optimizer.get("optimizer", "sgd") != "sgd" else float(optimizer.get("momentum") or 0) > 0
@@ -189,10 +188,6 @@ def memory_of(spec: Mapping[str, Any]) -> MemoryNeed | None:
         uploads=work.bytes_up / spec["algorithm"]["rounds"],
         state=max(0.0, work.disk - 4 * size),
     )
-
-
-def _reads_first_only(data: Mapping[str, Any]) -> bool:
-    return "first" in call("Data", data).signature.asks
 
 
 def _memory_in_words(memory: MemoryNeed) -> str:

@@ -117,7 +117,9 @@ def evaluations(
     """
     evaluation_by_name: dict[str, Evaluation] = {}
     for text in ["natural", *texts]:
-        label, spec = read_attack(text, eps) if isinstance(text, str) else _parse_pair(*text, eps)
+        label, spec = read_attack(text, eps) if isinstance(text, str) else text
+        if isinstance(spec, str) and not isinstance(text, str):  # a pair of a label and a name
+            spec = read_attack(spec, eps)[1]
         spec = _with_radius(spec, eps, is_bare=isinstance(text, str) and not text.rstrip().endswith("}"))
         with about(f"attack {text if isinstance(text, str) else spec['name']}"):
             attack = calls.check_keys("Attack", spec)
@@ -129,13 +131,6 @@ def evaluations(
             raise SpecError(f"two attacks are called '{name}': {how}", option="attack")
         evaluation_by_name[name] = Evaluation(name, attack, n, batch)
     return tuple(evaluation_by_name.values())
-
-
-def _parse_pair(label: str, attack: Any, eps: str | float) -> tuple[str, Any]:
-    """(label or "", mapping) of an attack given as a pair of a label and a mapping or name."""
-    if isinstance(attack, str):
-        return label, read_attack(attack, eps)[1]
-    return label, attack
 
 
 def _with_radius(spec: Any, eps: str | float, is_bare: bool) -> Any:

@@ -587,14 +587,11 @@ def _origins_of_transfer(
             continue  # the grid leaves this point out
         for key in ("data", "size"):
             if origin_cell.spec[key] != cell.spec[key]:
-                origin_value, own_value = (_setting_text(c.spec[key]) for c in (origin_cell, cell))
+                values = (one.spec[key] or "as stored" for one in (origin_cell, cell))
+                origin_value, own_value = (value["name"] if isinstance(value, Mapping) else value for value in values)
                 problem = (
                     f"both models must be attacked on the same images:"
                     f" {label} has {key} {origin_value}, {cell.key[transfer.axis]} has {own_value}"
                 )
                 raise SpecError(problem).below("axis")
         yield TransferOrigin(label, origin_cell.id, origin_cell.spec)
-
-
-def _setting_text(value: Any) -> str:
-    return str(value["name"] if isinstance(value, Mapping) else value or "as stored")

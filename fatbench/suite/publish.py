@@ -81,7 +81,10 @@ def read_table(file: Path) -> list[Row]:
         if any(map(str.strip, line)):
             if len(line) != len(columns):
                 raise SpecError(f"{file}:{number}: {len(line)} values under {len(columns)} column names")
-            rows.append(Row(f"{file}:{number}", {c: v.strip(ORNAMENT) for c, v in zip(columns, line, strict=True)}))
+            texts = {c: v.strip(ORNAMENT) for c, v in zip(columns, line, strict=True)}
+            if separator == ";":
+                texts = {c: point if PRINTED.fullmatch(point := v.replace(",", ".")) else v for c, v in texts.items()}
+            rows.append(Row(f"{file}:{number}", texts))
     return rows
 
 
