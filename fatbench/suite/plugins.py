@@ -29,8 +29,9 @@ from typing import TYPE_CHECKING, Any
 
 from fatbench import settings
 from fatbench.errors import SpecError, about
-from fatbench.suite import calls, reached, registered, signatures, sources
+from fatbench.suite import calls, registered, signatures, sources
 from fatbench.suite.calls import Call, call
+from fatbench.suite.reach import digest, reach
 
 if TYPE_CHECKING:
     from fatbench.suite.cells import Evaluation
@@ -168,7 +169,7 @@ def _record(file: Path, names: Iterable[str]) -> dict[str, Any]:
 @functools.cache
 def _function_digest(file: Path, version: sources.Version, kind: str, name: str) -> str:
     signature = signatures.known_functions(signatures.kind_of(kind))[name]
-    return reached.digest(calls.function(signature), file)
+    return digest(reach(calls.function(signature), file))
 
 
 def loaded_version(record: Record) -> dict[str, Any] | None:

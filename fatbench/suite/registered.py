@@ -10,8 +10,6 @@ Records of runs hold it as "source", so it is stored with every number that it i
 
 from __future__ import annotations
 
-import ast
-import builtins
 import contextlib
 import functools
 import hashlib
@@ -20,11 +18,8 @@ import os
 import re
 import secrets
 import shutil
-import sys
-import textwrap
 import threading
 import time
-import types
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
@@ -35,6 +30,7 @@ from typing import Any
 from fatbench import settings, whole_file
 from fatbench.errors import SpecError, article, did_you_mean, shown
 from fatbench.suite import signatures, sources
+from fatbench.suite.reach import module, reach
 
 Key = tuple[str, str]  # (kind, name)
 _KEPT: dict[str, Any] = {}  # name -> object of this process
@@ -73,7 +69,7 @@ def register(function: Callable[..., Any], kind: str, name: str = "") -> str:
 
     SpecError if its text cannot be found, it reads a value that no file can hold, or the engine could not call it.
     """
-    return _add(kind, name or _name(function, kind), text_of(function), function.__name__)
+    return _add(kind, name or _name(function, kind), module(reach(function)), function.__name__)
 
 
 @contextlib.contextmanager
@@ -129,7 +125,7 @@ def attack(function: Callable[..., Any]) -> tuple[str, str]:
     try:
         if inspect.ismethod(function):
             raise SpecError(f"register: {label} belongs to an object that no file can hold")
-        text, name = text_of(function), function.__name__
+        text, name = module(reach(function)), function.__name__
     except SpecError:
         return label, keep("Attack", f"{label}_{secrets.token_hex(4)}", function, len(parameters))
     if parameters == list(signatures.FORMS["Attack"][0][0]):
@@ -224,98 +220,3 @@ def _name(function: Callable[..., Any], kind: str) -> str:
     if not name.isidentifier():
         raise SpecError(f"register: {article(kind.lower())} needs a name: write it as 'def NAME(...)'")
     return name
-
-
-# --- the text of a function --------------------------------------------------------------------------------------
-
-
-def text_of(function: Callable[..., Any]) -> str:
-    """A module with a function and all that it reads; SpecError if it cannot be written as text."""
-    text_by_name: dict[str, str] = {}
-    _write(function, text_by_name)
-    imports = [text for text in text_by_name.values() if text.startswith(("import ", "from "))]
-    definitions = [text for text in text_by_name.values() if text not in imports]
-    return "\n".join(["from __future__ import annotations", "", *imports, "", *definitions])
-
-
-def _write(function: Any, text_by_name: dict[str, str]) -> None:
-    """Add the text of a function or class to `text_by_name`, after the texts of the names that it reads."""
-    function = inspect.unwrap(function)  # the text includes the decorators
-    name = getattr(function, "__name__", "")
-    try:
-        with sources.PARSER:
-            text = textwrap.dedent(inspect.getsource(function))
-            node = ast.parse(text).body[0]
-    except (OSError, TypeError, SyntaxError):
-        raise SpecError(f"register: the text of '{name or type(function).__name__}' cannot be found") from None
-    if not isinstance(node, ast.FunctionDef | ast.ClassDef) or node.name != name:
-        raise SpecError(f"register: write it as 'def NAME(...)', not as {text.split('(')[0].strip()!r}")
-    if closure_names := getattr(getattr(function, "__code__", None), "co_freevars", ()):
-        raise SpecError(f"register: '{name}' reads '{closure_names[0]}' of the function around it: make it a setting")
-    space = getattr(function, "__globals__", None) or vars(sys.modules[function.__module__])
-    text_by_name[name] = ""  # it may call itself
-    for name_read in _reads(node):
-        if name_read not in text_by_name and (name_read in space or not hasattr(builtins, name_read)):
-            _write_name(name_read, space, function, text_by_name)
-    del text_by_name[name]
-    text_by_name[name] = text
-
-
-def _write_name(name_read: str, space: dict[str, Any], reader: Any, text_by_name: dict[str, str]) -> None:
-    """Add the text that defines a name which `reader`, a function or class, reads in its module."""
-    if name_read not in space:
-        raise SpecError(f"register: '{reader.__name__}' reads '{name_read}', which is not defined")
-    value = space[name_read]
-    if isinstance(value, types.ModuleType):
-        text_by_name[name_read] = f"import {value.__name__} as {name_read}"
-    elif isinstance(value, types.FunctionType | type) and value.__module__ == reader.__module__:
-        _write(value, text_by_name)
-    elif _importable(value):
-        text_by_name[name_read] = f"from {value.__module__} import {value.__name__} as {name_read}"
-    else:
-        try:
-            literal = ast.literal_eval(repr(value)) == value
-        except (ValueError, SyntaxError):
-            literal = False
-        if not literal:
-            raise SpecError(
-                f"register: '{reader.__name__}' reads '{name_read}', {article(type(value).__name__)} that no file can "
-                "hold: make it a setting, or put both into a plug-in's file"
-            )
-        text_by_name[name_read] = f"{name_read} = {value!r}"
-
-
-def _importable(value: Any) -> bool:
-    """Whether a value can be imported by name from its module."""
-    module = sys.modules.get(getattr(value, "__module__", None) or "")
-    return module is not None and getattr(module, getattr(value, "__name__", ""), None) is value
-
-
-def _reads(node: ast.FunctionDef | ast.ClassDef) -> list[str]:
-    """The names that a definition reads and does not bind itself, without those in annotations."""
-    for inner_node in ast.walk(node):
-        if isinstance(inner_node, ast.FunctionDef):
-            inner_node.returns = None
-        if isinstance(inner_node, ast.arg):
-            inner_node.annotation = None
-    bound = {inner_node.arg for inner_node in ast.walk(node) if isinstance(inner_node, ast.arg)}
-    bound |= {
-        inner_node.id
-        for inner_node in ast.walk(node)
-        if isinstance(inner_node, ast.Name) and not isinstance(inner_node.ctx, ast.Load)
-    }
-    bound |= {
-        inner_node.name for inner_node in ast.walk(node) if isinstance(inner_node, ast.FunctionDef | ast.ClassDef)
-    } - {node.name}
-    names = [
-        inner_node.id
-        for inner_node in ast.walk(node)
-        if isinstance(inner_node, ast.Name) and isinstance(inner_node.ctx, ast.Load)
-    ]
-    imported = {
-        (alias.asname or alias.name).partition(".")[0]
-        for inner_node in ast.walk(node)
-        if isinstance(inner_node, ast.Import | ast.ImportFrom)
-        for alias in inner_node.names
-    }
-    return [name for name in dict.fromkeys(names) if name not in bound | imported]

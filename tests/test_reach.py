@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from fatbench.suite import reached, sources
+from fatbench.suite import sources
+from fatbench.suite.reach import digest, reach
 
 PLUGIN = '''"""A method."""
 import functools
@@ -44,6 +45,8 @@ class Net(nn.Module):
 
 
 def whole(x):
+    local = 1
+    pairs = [local for one in x]
     return pack.part.deep(x), np.array(x), sys.maxsize
 
 
@@ -104,7 +107,7 @@ ALL = " ".join(NAMES)
 def digests(place: Path) -> dict[str, str]:
     sources.delete(place / "mine.py")
     module = sources.load(place / "mine.py")
-    return {name: reached.digest(getattr(module, name), place / "mine.py") for name in NAMES}
+    return {name: digest(reach(getattr(module, name), place / "mine.py")) for name in NAMES}
 
 
 @pytest.mark.parametrize(
@@ -120,10 +123,16 @@ def digests(place: Path) -> dict[str, str]:
         ("mine.py", "from torch import nn", "from torch import nn, optim", ""),
         ("mine.py", "AGGREGATORS", "@torch.no_grad()\ndef new(x):\n    return 1\n\n\nAGGREGATORS", ""),
         ("mine.py", "AGGREGATORS", "class New(nn.Module):\n    size = 1\n\n\nAGGREGATORS", ""),
+        ("mine.py", "def mine(updates, context, *", "def mine(updates: list, context: 'Any', *", ""),
+        ("mine.py", "x):\n    return LIMITS", "x: int) -> int:\n    return LIMITS", ""),
+        ("mine.py", "    local = 1\n    pairs = [local for one", "    other: int = 1\n    pairs = [other for two", ""),
+        ("mine.py", "WIDTH = 3", "WIDTH: int = 3", ""),
         ("helper.py", "def third", "def fourth(x):\n    return 4\n\n\ndef third", ""),
         ("mine.py", "AGGREGATORS", "def f(x):\n    global WIDTH\n    return x\n\n\nAGGREGATORS", ""),
         ("mine.py", "AGGREGATORS", "@functools.cache\ndef f(x):\n    return x\n\n\nAGGREGATORS", ""),
         # what a function reads
+        ("mine.py", "[local for one in x]", "[one for one in x]", "whole"),
+        ("mine.py", "    width = 2", "    height = 2", "Net"),
         ("mine.py", "WIDTH = 3", "WIDTH = 4", "mine bound"),
         ("mine.py", "WIDTH = 3", "WIDTH = abs(-3)", "mine bound"),
         ("mine.py", "top=1", "top=2", "mine bound"),
