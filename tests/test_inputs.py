@@ -17,7 +17,7 @@ from fatbench.runner import progress, provenance, start, versions
 from fatbench.runner.jobs import Event, Job, Machine, Recovery
 from fatbench.runner.worker import work
 from fatbench.store import inputs
-from fatbench.store.inputs import Reason, differ
+from fatbench.store.inputs import Inputs, Reason
 from fatbench.store.stages import Store
 from fatbench.suite import files
 
@@ -29,8 +29,8 @@ RUN = {
 RECORD = {"model": "e" * 64, "origin": "f" * 64}
 
 
-def of(run: dict | None = None, record: dict | None = None, origin: str = "cell 0123") -> dict:
-    return inputs.inputs_of_run({**RUN, **(run or {})}, {**RECORD, **(record or {})}, origin)
+def of(run: dict | None = None, record: dict | None = None, origin: str = "cell 0123") -> Inputs:
+    return Inputs.of_run({**RUN, **(run or {})}, {**RECORD, **(record or {})}, origin)
 
 
 @pytest.mark.parametrize(
@@ -49,17 +49,17 @@ def of(run: dict | None = None, record: dict | None = None, origin: str = "cell 
     ],
 )
 def test_every_input_that_differs_is_named(run: dict, record: dict, code: str, words: str) -> None:
-    (reason,) = differ(of(), of(run, record))
+    (reason,) = of().differ(of(run, record))
     assert reason.code == code and reason.words.startswith(words)
     assert reason.decides == (code not in ("code", "asked"))
 
 
 def test_what_either_side_lacks_is_unknown_and_says_nothing() -> None:
-    assert differ(of(), of()) == []
-    assert differ({}, of()) == differ(of(), {}) == []
-    assert differ(inputs.inputs_of_run({}), of()) == []
-    assert differ(of({"dirty": True}), of()) == []  # uncommitted, and nobody noted what
-    assert differ(of(origin="cell 4567"), of()) == []  # of another cell
+    assert of().differ(of()) == []
+    assert Inputs().differ(of()) == of().differ(Inputs()) == []
+    assert Inputs.of_run({}).differ(of()) == []
+    assert of({"dirty": True}).differ(of()) == []  # uncommitted, and nobody noted what
+    assert of(origin="cell 4567").differ(of()) == []  # of another cell
 
 
 # --- a suite on data that can be changed in place --------------------------------------------------------------------

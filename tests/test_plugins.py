@@ -8,6 +8,7 @@ import json
 import re
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -301,25 +302,29 @@ def expected(*names: str) -> dict:
     """The record of names of mine.py as `place` has it; by hand, what each of them reaches."""
     read = {
         "aggregator only": [
-            ": def only(updates, context):\n    return Mixing(first(len(updates)))",
-            "Mixing is fatbench.engine.rounds.Mixing",
-            "fatbench.engine.rounds.Mixing",
-            "first is helper.first",
-            "helper.py: def first(n):\n    return [1.0] + [0.0] * (n - 1)",
+            ":only: def only(updates, context):\n    return Mixing(first(len(updates)))",
+            ":Mixing is: Mixing = fatbench.engine.rounds:Mixing",
+            "Mixing: fatbench.engine.rounds.Mixing",
+            ":first is: first = helper.py:first",
+            "helper.py:first: def first(n):\n    return [1.0] + [0.0] * (n - 1)",
         ],
-        "attack blank": [": def blank(model, x, y, generator):\n    return x * 0"],
+        "attack blank": [":blank: def blank(model, x, y, generator):\n    return x * 0"],
     }
     version = {"plugin": "mine.py", "sha256": sha(AGGREGATOR), "modules": {"helper.py": sha(HELPER)}}
-    return {**version, "names": [*names], "reached": {name: sha("\0".join(sorted(read[name]))) for name in names}}
+    return {**version, "names": [*names], "reach": {name: sha("\0".join(sorted(read[name]))) for name in names}}
 
 
 def test_what_a_cell_uses_is_found_in_nested_calls(place):
     plan = files.load("mine.yaml").plan()
     fedavg, mine = plan.cells
-    assert plugins.records(fedavg.spec) == []
-    assert plugins.records(mine.spec) == [expected("aggregator only")]
-    assert plugins.records(fedavg.spec, {"name": "blank"}) == [expected("attack blank")]
-    assert plugins.records(mine.spec, {"name": "blank"}) == [expected("aggregator only", "attack blank")]
+
+    def records(cell, evaluations=()):
+        return plugins.records(plugins.used(cell.spec, evaluations))
+
+    assert records(fedavg) == []
+    assert records(mine) == [expected("aggregator only")]
+    assert records(fedavg, fedavg.evaluations) == [expected("attack blank")]
+    assert records(mine, mine.evaluations) == [expected("aggregator only", "attack blank")]
     assert plugins.files(fedavg.spec) == set() and plugins.files(mine.spec) == {place / "mine.py"}
     assert plugins.files(fedavg.spec, fedavg.evaluations) == {place / "mine.py"}
 
@@ -339,7 +344,12 @@ def test_versions_are_the_same_wherever_the_file_is(place):
     assert inputs.versions_differ([record, {**record, "sha256": "2"}]) and not inputs.versions_differ([record, record])
     assert not inputs.versions_differ([new, {**new, "sha256": "2"}])
     assert not inputs.versions_differ([new, {**new, "names": ["attack y"], "reached": {"attack y": "5"}}])
-    assert inputs.versions_differ([new, {**new, "reached": {"aggregator x": "5"}}])
+    assert inputs.versions_differ([new, {**new, "sha256": "2", "reached": {"aggregator x": "5"}}])
+    # a record of now has another digest: in files that are as they were, the function is
+    now = {**record, "names": ["aggregator x"], "reach": {"aggregator x": "6"}}
+    assert inputs.same_functions([new], [now]) and not inputs.versions_differ([new, now])
+    assert not inputs.same_functions([new], [{**now, "sha256": "2"}])
+    assert inputs.same_functions([now], [{**now, "sha256": "2"}])
 
 
 # --- work of an older version -------------------------------------------------------------------------------------
@@ -522,8 +532,8 @@ def test_a_plug_in_from_run_to_report_edit_and_import(place, run):
 
 def test_a_table_of_two_versions_says_so(place):
     plan = files.load("mine.yaml").plan()
-    records = plugins.records(plan.cells[1].spec)
-    older = [{**records[0], "sha256": "f" * 64, "reached": {"aggregator only": "f" * 64}}]
+    records = plugins.records(plugins.used(plan.cells[1].spec))
+    older = [{**records[0], "sha256": "f" * 64, "reach": {"aggregator only": "f" * 64}}]
     from fatbench.report.numbers.provenance import Facts, origin
 
     runs = (("a", records), ("b", older))
@@ -759,8 +769,8 @@ def test_a_model_that_was_not_trained_here_is_judged_with_a_plug_in_s_attack(pla
 
     plugins.load([Path("mine.py")])
     spec = external_models.cell(external_models.Model("my.pt", "0" * 64, "Net"), "digits")
-    assert plugins.records(spec) == []
-    (record,) = plugins.records(spec, {"name": "blank"})
+    assert plugins.used(spec) == {}
+    (record,) = plugins.records(plugins.used(spec, [SimpleNamespace(attack={"name": "blank"}, origin=None)]))
     assert record["names"] == ["attack blank"]
 
 

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import _io
+import builtins
+import contextlib
+import importlib
+import io
 import json
 import os
-import subprocess
+import shutil
 import sys
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
-from fatbench.runner import progress, reading, versions
+from fatbench.runner import progress, stage, versions
 from fatbench.runner.jobs import Machine, Recovery
 from fatbench.runner.start import jobs_of
 from fatbench.runner.worker import work
 from fatbench.store.stages import Store
 from fatbench.suite import files, plugin_reads, plugins, signatures, sources
+from fatbench.suite.entry import AggregatorEntry
 
 AGGREGATOR = """import importlib
 import json
@@ -25,6 +32,7 @@ import sys
 from functools import cache
 from pathlib import Path
 from fatbench.engine.rounds import Mixing
+from fatbench.suite.entry import AggregatorEntry
 import helper
 import mylab
 from mylab.settings import POWER
@@ -43,11 +51,10 @@ def only(updates, context):
         except FileNotFoundError:
             (FOLDER / "own.txt").write_text("a cache")
     subprocess.run([sys.executable, "-c", ""], env={**os.environ})
-    os.environ.get("SLURM_JOB_ID"), os.environ.get("HOME"), os.environ.get("HOMEWORK")
     first = float(os.environ.get("FIRST", settings()["first"])) * mylab.scale * POWER
     return Mixing([first] + [(1 - first) / (len(updates) - 1)] * (len(updates) - 1))
 
-AGGREGATORS = {"only": only}
+AGGREGATORS = {"only": AggregatorEntry(only, reads=("variable FIRST", "variable NONE", "file data.h5"))}
 """
 SUITE = """
 name: mine
@@ -73,7 +80,7 @@ def only(updates, context):
     return Mixing([1.0] + [0.0] * (len(updates) - 1))
 """
 READ = {"cfg.json", "../lib/mylab/__init__.py", "../lib/mylab/settings.py", "late.py", "maybe.json", "variable FIRST"}
-READ |= {"variable HOMEWORK"}
+READ |= {"variable NONE", "data.h5"}
 
 
 def delete() -> None:
@@ -118,6 +125,10 @@ def read_by(store: Store, stage: str) -> dict[str, str]:
     return next(run.get("read", {}) for run in reversed(store.runs()) if run["stage"].startswith(stage))
 
 
+def changed_files(read: dict[str, str], plugin_files) -> list[str]:
+    return [name for name, value in plugin_reads.current(read, plugin_files).items() if value != read[name]]
+
+
 def test_what_was_read_is_stored_and_decides(place, monkeypatch):
     monkeypatch.setenv("FIRST", "0.125")
     with Store.open(str(place / "r.db"), create=True) as store:
@@ -132,7 +143,7 @@ def test_what_was_read_is_stored_and_decides(place, monkeypatch):
                            ("late.py", "# other\n"), ("maybe.json", "")):  # fmt: skip
             old = (place / name).read_text() if (place / name).exists() else None
             (place / name).write_text(text)
-            assert plugin_reads.changed_files(read, signatures.plugins()) == [f"{name} of mine.py"]
+            assert changed_files(read, signatures.plugins()) == [f"{name} of mine.py"]
             ((reason,),) = {tuple(reasons) for reasons in versions.changed([job()], store)[job().cell].values()}
             assert (reason.code, reason.subject) == ("read", f"{name} of mine.py")
             (place / name).unlink() if old is None else (place / name).write_text(old)
@@ -140,15 +151,19 @@ def test_what_was_read_is_stored_and_decides(place, monkeypatch):
         monkeypatch.setenv("FIRST", "0.25")
         assert progress.states_of([job()], store) == {job().cell: "changed"}
         monkeypatch.setenv("FIRST", "0.125")
+        assert read["data.h5 of mine.py"] == read["variable NONE of mine.py"] == ""  # not there, and declared
+        monkeypatch.setenv("NONE", "1")
+        assert changed_files(read, signatures.plugins()) == ["variable NONE of mine.py"]
+        monkeypatch.delenv("NONE")
         (place / "cfg.json").unlink()
-        assert plugin_reads.changed_files(read, signatures.plugins()) == ["cfg.json of mine.py"]
+        assert changed_files(read, signatures.plugins()) == ["cfg.json of mine.py"]
 
 
 def test_what_is_elsewhere_and_not_here_is_unknown(place):
     plugins.load([Path("mine.py")])
     read = {"../lib/none.json of mine.py": "1", "cfg.json of other.py": "1", "cfg.json of mine.py": "1"}
-    assert plugin_reads.changed_files(read, signatures.plugins()) == ["cfg.json of mine.py"]
-    assert plugin_reads.changed_files(read, []) == []
+    assert changed_files(read, signatures.plugins()) == ["cfg.json of mine.py"]
+    assert changed_files(read, []) == []
 
 
 def test_what_was_begun_is_not_gone_on_with_after_an_edit_of_what_it_read(place):
@@ -170,7 +185,7 @@ def test_a_run_that_goes_on_keeps_what_the_one_before_it_has_read(place):
         first = job()
         assert work(first, machine(place), store, stop=lambda: True) == "interrupted"
         delete()  # as in another process, which need not read all of it again
-        reader = reading.Reader(store, -1, first.cell, "train", [place / "mine.py"])
+        reader = stage.Reader(store, -1, job(), "train")
         assert set(reader.earlier) == {f"{name} of mine.py" for name in READ}
 
 
@@ -185,9 +200,10 @@ def test_a_function_of_a_helper_reads_for_its_plug_in(place):
         assert work(job(), machine(place), store) == "done"
         read = read_by(store, "train")
         assert set(read) == {f"{name} of mine.py" for name in ("cfg.json", "../lib/mylab/__init__.py")}
-        plugin_reads.recorded(signatures.plugins())
-        sys.modules["mylab"].read()  # as the network of a library would
-        assert "late.py of mine.py" in plugin_reads.recorded(signatures.plugins())
+        plugin_reads.recorded(plugins.used(job().spec))
+        with plugin_reads.watching():
+            sys.modules["mylab"].read()  # as the network of a library would
+        assert "late.py of mine.py" in plugin_reads.recorded(plugins.used(job().spec))
 
 
 def test_a_cell_without_a_plug_in_has_read_nothing(place):
@@ -197,14 +213,61 @@ def test_a_cell_without_a_plug_in_has_read_nothing(place):
         assert all("read" not in run for run in store.runs())
 
 
-def test_others_read_the_environment_as_before(place):
-    """In another process: the class of `os.environ` stays changed."""
-    script = (
-        "import os, subprocess\nfrom fatbench.suite import plugin_reads\nplugin_reads.watch(); plugin_reads.watch()\n"
-        "os.environ['A'] = '1'\nassert os.environ.get('A') == os.getenv('A') == dict(os.environ)['A'] == '1'\n"
-        "assert 'B' not in os.environ and os.environ.get('B', '2') == '2' and {**os.environ}['A'] == '1'\n"
-        "assert subprocess.run(['printenv', 'A'], capture_output=True).stdout == b'1\\n'\n"
-        "del os.environ['A']; assert 'A' not in os.environ; assert open(os.devnull).read() == ''\n"
+def test_files_are_opened_as_before_when_nobody_watches_any_more(place):
+    before = builtins.open, io.open, os.open, _io.open_code
+    with plugin_reads.watching(), plugin_reads.watching():
+        assert builtins.open is not before[0] and os.open is not before[2]
+        with contextlib.suppress(ZeroDivisionError), plugin_reads.watching():
+            raise ZeroDivisionError
+        os.close(os.open(path=os.devnull, flags=os.O_RDONLY))
+        with pytest.raises(FileNotFoundError):
+            pd.read_csv("none.csv")
+    assert (builtins.open, io.open, os.open, _io.open_code) == before
+
+
+PACKAGE = "from importlib.resources import files\nskew = float(files(__package__).joinpath('skew.txt').read_text())\n"
+
+
+def install(place: Path, version: str, skew: str) -> None:
+    """A package of the lab with a data file, as pip installs it."""
+    site = place / "site-packages"
+    shutil.rmtree(site, ignore_errors=True)
+    info = f"labtools-{version}.dist-info"
+    texts = {"labtools/__init__.py": PACKAGE, "labtools/skew.txt": skew,
+             f"{info}/METADATA": f"Metadata-Version: 2.1\nName: labtools\nVersion: {version}\n"}  # fmt: skip
+    for name, text in texts.items():
+        (site / name).parent.mkdir(parents=True, exist_ok=True)
+        (site / name).write_text(text)
+    (site / info / "RECORD").write_text("".join(f"{name},,\n" for name in texts))
+
+
+def test_an_installed_package_counts_with_its_version_and_its_files(place, monkeypatch):
+    install(place, "1.0", "1.0")
+    (place / "site-packages" / "bare.py").write_text("")
+    monkeypatch.syspath_prepend(place / "site-packages")
+    importlib.invalidate_caches()
+    plugin_reads._packages.cache_clear()
+    (place / "mine.py").write_text(
+        "import bare\nimport numpy\nimport labtools\nfrom fatbench.engine.rounds import Mixing\n"
+        "def only(updates, context):\n    return Mixing([1.0] + [0.0] * (len(updates) - 1))\n"
+        "AGGREGATORS = {'only': only}\n"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env={**os.environ})
-    assert done.returncode == 0, done.stderr
+    with Store.open(str(place / "r.db"), create=True) as store:
+        assert work(job(), machine(place), store) == "done"
+        read = read_by(store, "train")
+        assert set(read) == {"package labtools of mine.py", "site-packages/bare.py of mine.py"}
+        assert read["package labtools of mine.py"].startswith("1.0+")
+        assert versions.changed([job()], store) == {}
+        for version, skew in (("1.1", "1.0"), ("1.0", "50.0")):
+            install(place, version, skew)
+            (place / "site-packages" / "bare.py").write_text("")
+            (reason,) = versions.changed([job()], store)[job().cell]["train"]
+            assert reason.words.startswith("another package labtools of mine.py [1.0+")
+            assert f"now [{version}+" in reason.words
+    sys.modules.pop("labtools"), sys.modules.pop("bare")
+
+
+@pytest.mark.parametrize("reads", ["SKEW", "variables SKEW"])
+def test_what_is_declared_is_a_variable_a_module_or_a_file(reads):
+    with pytest.raises(ValueError, match=r"reads: expected texts as variable NAME, module NAME, file NAME, got 'v?"):
+        AggregatorEntry(len, reads=(reads,))

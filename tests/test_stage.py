@@ -74,22 +74,19 @@ def test_what_a_claim_says_of_its_run(how: dict, said: dict, machine, store, mon
 
 
 def test_a_claim_says_which_plug_ins_it_uses_and_which_ran_here_beside_them(machine, store, monkeypatch) -> None:
-    def files(spec: Any, asked: Any = None) -> set[Path]:
+    def used(spec: Any, asked: Any) -> dict[str, Path]:
         assert spec == JOB.spec
-        return {Path("a.py")} if asked is None else {Path(f"{one.label}.py") for one in asked}
+        return {f"attack {one.label}": Path(f"{one.label}.py") for one in asked} or {"aggregator a": Path("a.py")}
 
-    monkeypatch.setattr(stage.plugins, "files", files)
+    monkeypatch.setattr(stage.plugins, "used", used)
     monkeypatch.setattr(stage.plugins, "version", lambda file: {"plugin": str(file)})
-    monkeypatch.setattr(stage.plugins, "records", lambda spec: [{"plugin": f"of {spec['seed']}"}])
-    monkeypatch.setattr(
-        stage.plugins, "of_evaluation", lambda spec, one: [{"plugin": f"{one.label} of {spec['seed']}"}]
-    )
+    monkeypatch.setattr(stage.plugins, "records", lambda used: [{"plugin": name} for name in used])
     monkeypatch.setattr(stage.sources, "run_here", lambda: {*map(Path, ("natural.py", "c.py", "a.py", "b.py"))})
     assert stage.claim(turn(store), "train", machine)
     assert stage.claim(turn(store), NATURAL.stage(3), machine, 0, NATURAL)
     assert store.stages()[JOB.cell, "train"].total == 0
     train, attack = store.runs()
-    assert (train["plugins"], attack["plugins"]) == ([{"plugin": "of 7"}], [{"plugin": "natural of 7"}])
+    assert (train["plugins"], attack["plugins"]) == ([{"plugin": "aggregator a"}], [{"plugin": "attack natural"}])
     for row, others in ((train, ["b.py", "c.py", "natural.py"]), (attack, ["a.py", "b.py", "c.py"])):
         assert row["other_plugins"] == [{"plugin": file} for file in others]
 

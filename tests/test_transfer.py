@@ -261,7 +261,7 @@ def test_a_stage_goes_on_where_it_was_stopped_and_begins_again_for_another_model
 
         header = {"cell": both.cell, "round": "1"}
         new = checkpoints.save_model(place / "files" / both.cell / file, {"at": torch.zeros(2)}, {}, **header)
-        made_by = {"plugins": plugins.records(both.spec)}
+        made_by = {"plugins": plugins.records(plugins.used(both.spec))}
         run = store.claim(both.cell, "train", suite="moved", total=1, provenance=made_by, fresh=True)
         store.finish(run, round=1, record={**row.record, "sha256": {file: new}})
         assert list(versions.changed([moved], store)[left.cell]) == [stage]

@@ -10,7 +10,7 @@ from fatbench import settings
 from fatbench.data.own import load
 from fatbench.errors import FatbenchError, NothingMatched, SpecError
 from fatbench.report.numbers.stored import accuracies, join_chunks
-from fatbench.store.inputs import differ, stored_inputs
+from fatbench.store.inputs import Inputs, stored_inputs
 from fatbench.store.stage_names import parsed
 from fatbench.suite.facts import first_images
 from fatbench.suite.standard_attacks import did_you_mean_metric
@@ -83,11 +83,11 @@ def _labels(spec: dict[str, Any], answered: Mapping[str, Mapping[str, Any]]) -> 
         dataset = load(spec["data"], settings.data_folder(), image_count)
     except FatbenchError:  # outcomes are of use without labels, so no data set is demanded
         return {}
-    current_inputs = {"data": {"": dataset.fingerprint}}
+    current_inputs = Inputs(data={"": dataset.fingerprint})
     changed_stages = {
         stage: reasons
         for stage, inputs in answered.items()
-        if (reasons := differ({"data": inputs["data"]}, current_inputs))
+        if (reasons := Inputs(data=inputs["data"]).differ(current_inputs))
     }
     for reason in dict.fromkeys(reason for reasons in changed_stages.values() for reason in reasons):
         print(f"fatbench: no labels: the outcomes are of {reason.words}", file=sys.stderr)

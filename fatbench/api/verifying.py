@@ -121,9 +121,9 @@ def _causes(their_store: Store, our_store: Store, cell_ids: Sequence[str]) -> li
         (cell, reason)
         for (cell, stage), answered in inputs_there.items()
         if (cell, stage) in inputs_here
-        for reason in inputs.differ(answered, inputs_here[cell, stage])
+        for reason in answered.decisive(inputs_here[cell, stage])
         # two trainings have two models, which the numbers compare
-        if reason.decides and reason.code not in ("model", "origin")
+        if reason.code not in ("model", "origin")
     )
     return list(dict.fromkeys(f"cell {cell} there is of {reason.words}" for cell, reason in reasons))
 

@@ -291,8 +291,8 @@ def compare(
             for by_seed, number in zip(rows.setdefault(row, ({}, {})), (a, b), strict=True):
                 by_seed[pair.seed] = number
             first = next(iter(rows[row][0].values())).inputs.get("data", {})  # images are one set for all seeds
-            found = inputs.differ_in_comparison(a.inputs, b.inputs, pair.a == pair.b)
-            found += inputs.differ({"data": first}, {"data": a.inputs.get("data", {})})
+            found = a.inputs.differ_in_comparison(b.inputs, pair.a == pair.b)
+            found += inputs.Inputs(data=first).differ(inputs.Inputs(data=a.inputs.get("data", {})))
             reasons.setdefault(row, {}).update(dict.fromkeys(found))
     if not rows:
         raise NothingMatched(

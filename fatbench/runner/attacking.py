@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from fatbench.engine.rounds import Number
 from fatbench.errors import MachineError
-from fatbench.runner import checkpoints, reading, transfer, versions
+from fatbench.runner import checkpoints, transfer, versions
 from fatbench.runner.checkpoints import clients_file, model_file
 from fatbench.runner.jobs import WORSE, CellStatus, Event, Job, Machine, Turn, evaluation_rounds
-from fatbench.runner.stage import carry_out, claim, demand_same_inputs, ready_for
+from fatbench.runner.stage import Reader, carry_out, claim, demand_same_inputs, ready_for
 from fatbench.store import doubt_names
 from fatbench.store.doubt_names import IN_ROUNDS, PREFIX
 from fatbench.suite import calls, cost, facts, plugins
@@ -199,7 +199,7 @@ def _attack(stage: _Stage, turn: Turn, loaded: _Loaded, run: int, machine: Machi
     provenance: dict[str, Any] = {**ready.data, "attack": implementation(evaluation.attack["name"])}
     provenance |= {"microbatch": loaded.microbatch} if loaded.microbatch else {}
     store.describe_run(run, provenance, total=total)
-    reader = reading.Reader(store, run, job.cell, stage.name, plugins.files(job.spec, [evaluation]))
+    reader = Reader(store, run, job, stage.name, [evaluation])
     bits = [torch.from_numpy(unpacked(data, length)) for _, length, data in store.outcomes(job.cell, stage.name)]
     position = sum(len(b) for b in bits)
     turn.notify(Event(job.cell, stage.name, "start", position, total))

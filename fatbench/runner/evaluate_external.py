@@ -215,6 +215,7 @@ def _copy_module(module: Any) -> nn.Module:
         ) from None
 
 
+@plugin_reads.watching()
 def evaluate(
     external: ExternalModel,
     task: EvaluationTask,
@@ -231,7 +232,6 @@ def evaluate(
     SpecError: the file belongs to another network, or the network does not fit the images or classes. MachineError: no
     such device, data missing, file unreadable.
     """
-    plugin_reads.watch()
     spec = external_models.cell(external.model, task.data, task.test, task.size, task.seed)
     for evaluation in task.evaluations:
         attack = calls.call("Attack", evaluation.attack)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from fatbench.errors import MachineError
 from fatbench.store import inputs
-from fatbench.store.answers import same_answers
+from fatbench.store.inputs import Inputs
 from fatbench.suite import calls, plugins
 
 if TYPE_CHECKING:
@@ -53,19 +53,17 @@ def demand_trained_network(
     outputs.
     """
     names = _names(model)
-    trained_records = _records_of(names, trained_with)
-    loaded_records = [record for name in names if (record := plugins.loaded_version({"names": [name]})) is not None]
+    trained = [{**r, "names": own} for r in trained_with if (own := [n for n in names if n in r.get("names", ())])]
+    current = plugins.records(plugins.loaded(names))
     if "answers" in header:
-        if same_answers(json.loads(header["answers"]), _to_noise(network, shape, classes)):
-            return
-    elif not trained_records or inputs.same_functions(trained_records, _records_of(names, loaded_records)):
+        earlier, now = Inputs(answers=json.loads(header["answers"])), Inputs(answers=_to_noise(network, shape, classes))
+    else:
+        earlier, now = Inputs(functions=trained or None), Inputs(functions=current)
+    if not names or not earlier.differ(now):
         return
-    trained, loaded = (
-        ", ".join(sorted({inputs.describe(record) for record in records}))
-        for records in (trained_records, loaded_records)
-    )
+    was, loaded = (", ".join(sorted({inputs.describe(record) for record in side})) for side in (trained, current))
     raise MachineError(
-        f"{file}: {model['name']} of {loaded} is not the network that was trained{f' ({trained})' if trained else ''}:"
+        f"{file}: {model['name']} of {loaded} is not the network that was trained{f' ({was})' if was else ''}:"
         " the same weights give another network. Restore the plug-in, or train the cell again"
     )
 
@@ -73,17 +71,6 @@ def demand_trained_network(
 def _names(model: Mapping[str, Any]) -> list[str]:
     """The functions of plug-ins that a network's settings call: ["model mine"]."""
     return [name for _, name in plugins.used_plugins(calls.call("Model", model))]
-
-
-def _records_of(names: Iterable[str], records: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The records of plug-ins, reduced to these functions."""
-    return [
-        {**record, "names": own_names, "reached": {name: record["reached"][name] for name in own_names}}
-        if "reached" in record
-        else {**record, "names": own_names}
-        for record in records
-        if (own_names := [name for name in names if name in record.get("names", ())])
-    ]
 
 
 def _to_noise(network: nn.Module, shape: Shape, classes: int) -> dict[str, Any]:

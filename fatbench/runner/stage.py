@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -22,10 +22,11 @@ from fatbench.runner.heartbeat import renewing
 from fatbench.runner.jobs import CellStatus, Event, Job, Machine, Turn
 from fatbench.runner.oom_retry import free_memory, with_oom_retry
 from fatbench.runner.provenance import cpu, produced_by, slurm_job
-from fatbench.store import inputs, selection
+from fatbench.store import selection
+from fatbench.store.inputs import Inputs
 from fatbench.store.leases import LEASE
 from fatbench.store.stages import LeaseLost, Store
-from fatbench.suite import calls, cost, plugins, registered, sources
+from fatbench.suite import calls, cost, plugin_reads, plugins, registered, sources
 from fatbench.suite.cells import Evaluation, canonical
 
 log = logging.getLogger("fatbench")
@@ -82,10 +83,8 @@ def claim(
     is done of the stage.
     """
     job = turn.job
-    plugin_records = plugins.records(job.spec) if evaluation is None else plugins.of_evaluation(job.spec, evaluation)
-    other_plugins = sources.run_here() - (
-        plugins.files(job.spec) if evaluation is None else plugins.files(job.spec, [evaluation])
-    )
+    used = plugins.used(job.spec, [] if evaluation is None else [evaluation])
+    other_plugins = sources.run_here() - {*used.values()}
     # what a notebook gave to one call changes nothing in other cells
     other_plugins = frozenset(file for file in other_plugins if not registered.is_lent(file))
     for file in other_plugins:
@@ -112,7 +111,7 @@ def claim(
             **({"microbatch": machine.microbatch} if machine.microbatch else {}),
             **({"slurm_job": name} if (name := slurm_job()) else {}),
             **({"lease": machine.recovery.lease} if machine.recovery.lease != LEASE else {}),
-            **({"plugins": plugin_records} if plugin_records else {}),
+            **({"plugins": plugins.records(used)} if used else {}),
             **({"answers": job.answers} if job.answers else {}),
             **({"other_plugins": [plugins.version(file) for file in sorted(other_plugins)]} if other_plugins else {}),
         },
@@ -132,12 +131,32 @@ def demand_same_inputs(turn: Turn, run: int, stage: str, current_facts: Mapping[
         if earlier_run["id"] == run or not (same_stage or trained):
             continue
         compared = ("data", "weights") if same_stage else ("data",)  # initial weights concern only the training
-        earlier_inputs, current = inputs.inputs_of_run(earlier_run), inputs.inputs_of_run(current_facts)
-        if reasons := inputs.differ({name: earlier_inputs[name] for name in compared}, current):
+        earlier_inputs, current = Inputs.of_run(earlier_run), Inputs.of_run(current_facts)
+        if reasons := Inputs({name: earlier_inputs[name] for name in compared}).differ(current):
             raise MachineError(
                 f"{stage}: this machine has {'; '.join(reason.words for reason in reasons)}: the cell's stored"
                 " results cannot be continued; --rerun changed computes them again"
             )
+
+
+class Reader:
+    """Writes to a stage's run what its plug-ins have read, whenever there is something new."""
+
+    def __init__(self, store: Store, run: int, job: Job, stage: str, evaluations: Sequence[Evaluation] = ()) -> None:
+        self.store, self.run, self.used = store, run, plugins.used(job.spec, evaluations)
+        self.earlier: dict[str, str] = {}  # what earlier runs of this stage have read
+        for earlier_run in store.runs([job.cell]) if self.used else ():
+            if earlier_run["stage"] == stage and earlier_run["id"] != run and not earlier_run.get("dropped"):
+                self.earlier |= earlier_run.get("read") or {}
+        self.told: dict[str, str] = {}
+        plugin_reads.recorded(self.used)  # so that modules are recorded as they are now, before the work
+
+    def tell(self) -> None:
+        """Write the digests to the run's provenance. Raises the errors of `Store.describe_run`."""
+        digests = {**self.earlier, **plugin_reads.recorded(self.used)}
+        if digests != self.told:
+            self.store.describe_run(self.run, {"read": digests})
+            self.told = digests
 
 
 def _settings(evaluation: Evaluation) -> dict[str, Any]:

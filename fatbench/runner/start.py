@@ -32,7 +32,7 @@ from fatbench.store.points import Point
 from fatbench.store.stage_names import parsed
 from fatbench.store.stages import Store
 from fatbench.store.timing import gpu_memory, timed_runs
-from fatbench.suite import calls, cost, duration, plugin_reads, plugins, signatures, weights
+from fatbench.suite import calls, cost, duration, plugins, signatures, weights
 from fatbench.suite.cells import Cell, Evaluation, Plan
 from fatbench.suite.facts import data_key, first_images
 from fatbench.suite.types import number
@@ -128,7 +128,6 @@ def run(
         memory_line = cost.memory_line((job.spec for job in jobs), min(len(slots), len(jobs)), LARGE)
     if local_cpu and memory_line:
         watch.note(memory_line)
-    plugin_reads.watch()
     with decoded.progress(_decoding_progress(watch)):
         fingerprints = check_data(jobs, root)
     files, checkpoint_seconds = settings.files_folder(url).absolute(), settings.checkpoint_seconds()

@@ -16,14 +16,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fatbench.engine.rounds import Number
-from fatbench.runner import checkpoints, own_network, reading, transfer, versions
+from fatbench.runner import checkpoints, own_network, transfer, versions
 from fatbench.runner.checkpoints import clients_file, model_file
 from fatbench.runner.jobs import CellStatus, Event, Job, Machine, Turn
 from fatbench.runner.oom_retry import gpu_memory
-from fatbench.runner.stage import carry_out, demand_same_inputs, files_of, header_of, ready_for
+from fatbench.runner.stage import Reader, carry_out, demand_same_inputs, files_of, header_of, ready_for
 from fatbench.store import selection
 from fatbench.store.doubt_names import PREFIX
-from fatbench.suite import cost, plugins, weights
+from fatbench.suite import cost, weights
 
 if TYPE_CHECKING:
     from fatbench.engine.rounds import Round, State, Tensors
@@ -69,7 +69,7 @@ def _rounds(turn: Turn, run: int, machine: Machine) -> CellStatus:
     demand_same_inputs(turn, run, "train", run_inputs)
     store.describe_run(run, run_inputs)
     state, record, digests = _resume(turn, run, machine, ready.initial)
-    reader = reading.Reader(store, run, job.cell, "train", plugins.files(job.spec))
+    reader = Reader(store, run, job, "train")
     checkpoints.sweep(folder, digests)
     log.info("train: from round %d of %d on %s", state.round, rounds, machine.device)
     notify(Event(job.cell, "train", "start", state.round, rounds))

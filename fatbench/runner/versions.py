@@ -8,25 +8,22 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import select
 
 from fatbench.errors import FatbenchError, UnknownName
-from fatbench.runner import transfer
 from fatbench.runner.jobs import Job
 from fatbench.store import inputs
-from fatbench.store.inputs import Reason
+from fatbench.store.inputs import Inputs, Reason, last_models, stored_inputs
 from fatbench.store.rows import fetch
 from fatbench.store.schema import RUNS, STAGES
 from fatbench.store.stage_names import parsed
-from fatbench.suite import plugin_reads, plugins, weights
+from fatbench.suite import plugins, weights
 from fatbench.suite.facts import data_keys
 
 if TYPE_CHECKING:
     from fatbench.store.stages import Store
-    from fatbench.suite.cells import Evaluation
 
 FOLLOWS = "changed"  # the state of a model that will be trained again
 Changed = Mapping[str, Mapping[str, Sequence[Reason]]]  # cell -> stage -> the inputs that have changed
@@ -50,20 +47,19 @@ def changed(jobs: Sequence[Job], store: Store, fingerprints: Mapping[str, str] |
         by_cell.setdefault(cell, {})[stage] = row
     # a filter may have left out cells whose models attacks are computed on
     all_jobs = [*jobs, *_origin_jobs(jobs, rows)]
-    inputs_by_stage = inputs.stored_inputs(store.database, [job.cell for job in all_jobs])
+    answered = stored_inputs(store.database, [job.cell for job in all_jobs])
+    models = last_models(store.database, answered.values())
     result: dict[str, dict[str, Sequence[Reason]]] = {}
     for job in all_jobs:
-        current_inputs = _CurrentInputs(job, by_cell, known_data)
+        data = inputs.of_data(data_keys(job.spec), known_data)
+        evaluations = {evaluation.id: [evaluation] for evaluation in job.evaluations}
         for stage, row in by_cell.get(job.cell, {}).items():
-            if row.run is None or not (row.status == "done" or row.round):
+            used = [] if stage == "train" else evaluations.get(parsed(stage).evaluation)
+            if used is None or (job.cell, stage) not in answered or not (row.status == "done" or row.round):
                 continue
-            current = current_inputs.of(stage)
-            if current is None:
-                continue
-            stage_inputs = inputs_by_stage[job.cell, stage]
-            current["read"] = plugin_reads.current_digests(stage_inputs["read"], current_inputs.files(stage))
-            reasons = [item for item in inputs.differ(stage_inputs, current) if item.decides]
-            if reasons:
+            earlier = answered[job.cell, stage]
+            of_plugins = plugins.now(earlier["functions"], earlier["read"], plugins.used(job.spec, used))
+            if reasons := earlier.decisive(earlier.now(data, models, of_plugins)):
                 result.setdefault(job.cell, {})[stage] = reasons
     _spread_changes(all_jobs, by_cell, result)
     job_cells = {job.cell for job in jobs}
@@ -121,45 +117,6 @@ def _origin_jobs(jobs: Sequence[Job], rows: Mapping[tuple[str, str], Any]) -> li
     ]
 
 
-class _CurrentInputs:
-    """The inputs that a job's stages would have today, as far as they are known without loading anything."""
-
-    def __init__(self, job: Job, rows: Mapping[str, Mapping[str, Any]], fingerprints: Mapping[str, str]) -> None:
-        self.job = job
-        self.rows = rows
-        self.evaluations: dict[str, Evaluation] = {evaluation.id: evaluation for evaluation in job.evaluations}
-        keys = data_keys(job.spec)
-        self.data = {inputs.DATA_SETS[name]: fingerprints[key] for name, key in keys.items() if key in fingerprints}
-        self.training = plugins.records(job.spec)
-
-    def of(self, stage: str) -> dict[str, Any] | None:
-        """The inputs of a stage; None if the job does not ask for it."""
-        if stage == "train":
-            return {"data": self.data, "functions": self.training, "weights": self._weights()}
-        evaluation = self.evaluations.get(parsed(stage).evaluation)
-        if evaluation is None:
-            return None
-        origin = evaluation.origin
-        return {
-            "data": self.data,
-            "functions": plugins.of_evaluation(self.job.spec, evaluation),
-            "origin": self._digest(origin.cell) if origin is not None and origin.cell else {},
-        }
-
-    def files(self, stage: str) -> frozenset[Path]:
-        """The plug-ins that a stage uses."""
-        return plugins.files(self.job.spec, [] if stage == "train" else [self.evaluations[parsed(stage).evaluation]])
-
-    def _weights(self) -> dict[str, str]:
-        cell = weights.trained_by(self.job.spec)
-        return {} if cell is None else {name: f"sha256:{digest}" for name, digest in self._digest(cell).items()}
-
-    def _digest(self, cell: str) -> dict[str, str]:
-        """{"cell ID": digest} of another cell's last model; {} if it is not known."""
-        origin_model = transfer.last_model(cell, self.rows.get(cell, {}).get("train"))
-        return {} if origin_model is None or origin_model.digest is None else {f"cell {cell}": origin_model.digest}
-
-
 def code_changed(store: Store, cell: str, stage: str, made_by: Mapping[str, Any]) -> bool:
     """Whether an unfinished stage was begun by a fatbench with uncommitted changes other than today's.
 
@@ -168,10 +125,10 @@ def code_changed(store: Store, cell: str, stage: str, made_by: Mapping[str, Any]
     row = store.stages([cell]).get((cell, stage))
     if row is None or row.run is None or row.status == "done" or not row.round:
         return False
-    earlier_code = inputs.stored_inputs(store.database, [cell])[cell, stage]["code"]
-    current_code = inputs.inputs_of_run(made_by)["code"]
-    committed = all("+" not in code for code in (*earlier_code.values(), *current_code.values()))
-    return not committed and bool(inputs.differ({"code": earlier_code}, {"code": current_code}))
+    earlier = Inputs(code=stored_inputs(store.database, [cell])[cell, stage]["code"])
+    current = Inputs(code=Inputs.of_run(made_by)["code"])
+    committed = all("+" not in code for side in (earlier, current) for code in side["code"].values())
+    return not committed and bool(earlier.differ(current))
 
 
 def only_follows(stages: Mapping[str, Sequence[Reason]]) -> bool:

@@ -164,6 +164,7 @@ def attempt(job: Job, machine: Machine, notify: Callable[[Event], None], stop: C
 # --- one cell ----------------------------------------------------------------------------------------------------
 
 
+@plugin_reads.watching()
 def work(
     job: Job,
     machine: Machine,
@@ -175,7 +176,6 @@ def work(
 
     `stop` is called after every round and every chunk of an evaluation; if it is True, the work is committed and ends.
     """
-    plugin_reads.watch()
     signatures.add_described(machine.plugins)
     job = resolved(job)
     store.add_cell(job.cell, job.spec)

@@ -1,7 +1,8 @@
 """Which inputs produced a number, besides its cell's settings, and whether two numbers have the same inputs.
 
-A cell's identity covers its settings. Its runs record the other inputs; `differ` compares those of two numbers whenever
-a number is reused, resumed, paired or imported. What either side lacks is unknown and counts as equal.
+A cell's identity covers its settings. Its runs record the other inputs, `Inputs.of_run`. `now` gives those of today;
+`differ` compares two whenever a number is reused, resumed, paired or imported. What either side lacks is unknown and
+counts as equal.
 
 | input | what it is | where a run records it |
 |---|---|---|
@@ -10,7 +11,7 @@ a number is reused, resumed, paired or imported. What either side lacks is unkno
 | model | SHA-256 of the file of the model that was attacked | the record of the stage |
 | origin | SHA-256 of the model on which a transferred attack was computed | the record of the stage |
 | functions | the plug-ins' functions that are used | `extra.plugins` |
-| read | files, modules and variables that a plug-in or a network's file has read | `extra.read` |
+| read | files, modules, packages and declared variables that a plug-in has read | `extra.read` |
 | answers | logits of a network that was trained elsewhere | `extra.answers` |
 | code | commit, and SHA-256 of what is not committed | columns, `extra.diff` |
 | asked | precision and path | columns, `extra.path` |
@@ -28,12 +29,12 @@ from typing import Any, NamedTuple
 from sqlalchemy import select
 
 from fatbench.store import replicates
+from fatbench.store.answers import same_answers
 from fatbench.store.database import Database, patient
 from fatbench.store.rows import fetch
 from fatbench.store.schema import CELLS, RUNS, STAGES
 from fatbench.store.stage_names import parsed
 
-Inputs = Mapping[str, Any]  # {input: {subject: digest}}; under "functions", a list of plug-ins' records
 Record = Mapping[str, Any]  # of a plug-in, from `fatbench.suite.plugins.records`
 
 DECIDE = ("data", "weights", "model", "origin", "functions", "read", "answers")
@@ -84,29 +85,81 @@ def short_digest(digest: str) -> str:
     return bare[:8] if len(bare) >= 32 else bare or "none"
 
 
-def inputs_of_run(run: Mapping[str, Any], record: Mapping[str, Any] | None = None, origin: str = "") -> dict[str, Any]:
-    """The inputs of a stage, as its run records them.
+class Inputs(dict[str, Any]):
+    """{input: {subject: digest}}; under "functions", a list of plug-ins' records; None for what is unknown."""
 
-    run: a row of `runs`, with the rest of its provenance beside its columns. record: of the stage. origin: whose model
-    the attack was computed on, by the stage's settings, such as "cell 0a1b2c3d4e5f".
-    """
-    record = record or {}
-    weights = run.get("weights")
-    inputs: dict[str, Any] = {
-        "data": {subject: data_record["fingerprint"] for subject, data_record in _data_sets(run)},
-        "weights": _digest_by_subject(_initial_weights(weights), weights.get("digest")) if weights else {},
-        "model": _digest_by_subject("", record.get("model")),
-        "origin": _digest_by_subject(origin, record.get("origin")),
-        "functions": run.get("plugins") or [],
-        "read": run.get("read") or {},
-        "code": _digest_by_subject("", _code_version(run)),
-        "asked": {name: run[name] for name in ASKED if run.get(name)},
-    }
-    return inputs | ({"answers": run["answers"]} if "answers" in run else {})
+    @classmethod
+    def of_run(cls, run: Mapping[str, Any], record: Mapping[str, Any] | None = None, origin: str = "") -> Inputs:
+        """The inputs of a stage, as its run records them.
+
+        run: a row of `runs`, with the rest of its provenance beside its columns. record: of the stage. origin: whose
+        model the attack was computed on, by the stage's settings, such as "cell 0a1b2c3d4e5f".
+        """
+        record, weights = record or {}, run.get("weights") or {}
+        source = f"cell {weights['cell']}" if weights.get("cell") else str(weights.get("source") or "")
+        data = {subject: run.get(setting) for setting, subject in DATA_SETS.items()}
+        return cls(
+            data={subject: d["fingerprint"] for subject, d in data.items() if d and d.get("fingerprint")},
+            weights=_digest_by_subject(source, weights.get("digest")),
+            model=_digest_by_subject("", record.get("model")),
+            origin=_digest_by_subject(origin, record.get("origin")),
+            functions=run.get("plugins") or [],
+            read=run.get("read") or {},
+            answers=run.get("answers"),
+            code=_digest_by_subject("", _code_version(run)),
+            asked={name: run[name] for name in ASKED if run.get(name)},
+        )
+
+    def now(self, data: Mapping[str, str], models: Mapping[str, str], plugins: Mapping[str, Any]) -> Inputs:
+        """The same inputs today, as far as they are known.
+
+        data: fingerprints by subject. models: from `last_models`. plugins: from `fatbench.suite.plugins.now`.
+        """
+        weights = {subject: f"sha256:{models[subject]}" for subject in self["weights"] if subject in models}
+        origin = {subject: models[subject] for subject in self["origin"] if subject in models}
+        return Inputs(plugins, data=data, weights=weights, origin=origin)
+
+    def differ(self, current: Inputs) -> list[Reason]:
+        """The known inputs in which a number differs from a later one, the deciding ones first."""
+        reasons = []
+        for code in (*DECIDE, "code", "asked"):
+            earlier_value, current_value = self.get(code), current.get(code)
+            if earlier_value is None or current_value is None:
+                continue
+            if code == "functions":
+                if not same_functions(earlier_value, current_value):
+                    reasons.append(Reason(code, "", *_versions(earlier_value, current_value)))
+            elif code == "answers":
+                if not same_answers(earlier_value, current_value):
+                    reasons.append(Reason(code, "", "then", "otherwise"))
+            else:
+                for subject in sorted(earlier_value.keys() & current_value.keys()):
+                    if earlier_value[subject] != current_value[subject]:
+                        reasons.append(Reason(code, subject, str(earlier_value[subject]), str(current_value[subject])))
+        return reasons
+
+    def decisive(self, current: Inputs) -> list[Reason]:
+        """The inputs in which they differ so that the number must not be reused."""
+        return [reason for reason in self.differ(current) if reason.decides]
+
+    def differ_in_comparison(self, other: Inputs, same_cell: bool) -> list[Reason]:
+        """The inputs in which two compared numbers differ, beyond the intended difference.
+
+        same_cell: they are of the same cell. Otherwise their models, weights and functions may differ, but a function
+        that both use must have one version, and numbers on different images or labels cannot be paired.
+        """
+        reasons = self.decisive(other)
+        if same_cell:
+            return reasons
+        reasons = [reason for reason in reasons if reason.code in ("data", "read")]
+        own, others = self.get("functions") or (), other.get("functions") or ()
+        return reasons + (
+            [Reason("functions", "", *_versions(own, others))] if versions_differ([*own, *others]) else []
+        )
 
 
 @patient
-def stored_inputs(database: Database, cells: Iterable[str]) -> dict[tuple[str, str], dict[str, Any]]:
+def stored_inputs(database: Database, cells: Iterable[str]) -> dict[tuple[str, str], Inputs]:
     """{(cell, stage): its inputs} of the stages of some cells that have a run."""
     columns = (*(STAGES.c[name] for name in ("cell", "stage", "record", "settings")),
                *(RUNS.c[name] for name in ("commit", "dirty", "precision", "extra")))  # fmt: skip
@@ -119,8 +172,25 @@ def stored_inputs(database: Database, cells: Iterable[str]) -> dict[tuple[str, s
         ):
             run = {**parse(extra), "commit": commit, "dirty": dirty, "precision": precision}
             origin = parse(settings).get("origin", "") if settings else ""
-            result[cell, stage] = inputs_of_run(run, parse(record), str(origin or ""))
+            result[cell, stage] = Inputs.of_run(run, parse(record), str(origin or ""))
     return result
+
+
+@patient
+def last_models(database: Database, inputs: Iterable[Inputs]) -> dict[str, str]:
+    """ "cell ID" -> SHA-256 of its last model, of the trained cells whose models stages began with or attacked with."""
+    subjects = {subject for stage in inputs for subject in (*stage["origin"], *stage["weights"])}
+    columns = (STAGES.c.cell, STAGES.c.round, STAGES.c.record)
+    query = select(*columns).where(STAGES.c.stage == "train", STAGES.c.status == "done")
+    models = {}
+    with database.reading() as connection:
+        cells = [subject.removeprefix("cell ") for subject in subjects]
+        for cell, round, text in fetch(connection, query, STAGES.c.cell, cells):
+            record = json.loads(text)
+            last = record.get("last", {}).get("round", round)
+            if digest := record.get("sha256", {}).get(f"model-{int(last):06d}.safetensors"):
+                models[f"cell {cell}"] = digest
+    return models
 
 
 @patient
@@ -133,11 +203,12 @@ def find_mixtures(database: Database, data_keys: Callable[[Mapping[str, Any]], M
     with database.reading() as connection:
         specs = {row.id: json.loads(row.spec) for row in connection.execute(select(CELLS.c.id, CELLS.c.spec))}
     users: dict[tuple[str, str], dict[str, str]] = {}  # {(kind, name): {digest: a cell that has it}}
+    versions = Versions()
     for (cell, stage), inputs in sorted(stored_inputs(database, list(specs)).items()):
         for record in inputs["functions"]:
             for name in record.get("names", ()):
-                digest = record.get("reached", {}).get(name, _record_key(record))
-                users.setdefault(("versions of", name), {}).setdefault(digest, f"{describe(record)} in cell {cell}")
+                version = str(versions.number(name, record))
+                users.setdefault(("versions of", name), {}).setdefault(version, f"{describe(record)} in cell {cell}")
         for setting, text in data_keys(specs[cell]).items():
             if digest := inputs["data"].get(DATA_SETS[setting]):
                 key = ("versions of the data", text)
@@ -156,7 +227,7 @@ def differing_replicates(database: Database, cells: Iterable[str] | None = None)
     """{replicate: the inputs in which it differs from its cell}, of all cells or of the given ones."""
     ids_by_cell = replicates.by_cell(database, cells)
     answered = stored_inputs(database, [id for ids in ids_by_cell.values() for id in ids])
-    by_cell: dict[str, dict[str, dict[str, Any]]] = {}
+    by_cell: dict[str, dict[str, Inputs]] = {}
     for (cell, stage), inputs in answered.items():
         by_cell.setdefault(cell, {})[stage] = inputs
     result: dict[str, list[Reason]] = {}
@@ -167,25 +238,17 @@ def differing_replicates(database: Database, cells: Iterable[str] | None = None)
             reasons = (
                 reason
                 for stage in cell_inputs.keys() & replicate_inputs.keys()
-                for reason in differ(cell_inputs[stage], replicate_inputs[stage])
+                for reason in cell_inputs[stage].decisive(replicate_inputs[stage])
             )
-            decisive = dict.fromkeys(
-                reason for reason in reasons if reason.decides and reason.code not in ("model", "origin")
-            )
+            decisive = dict.fromkeys(reason for reason in reasons if reason.code not in ("model", "origin"))
             if decisive:
                 result[id] = list(decisive)
     return result
 
 
-def _initial_weights(weights: Mapping[str, Any]) -> str:
-    return f"cell {weights['cell']}" if weights.get("cell") else str(weights.get("source") or "")
-
-
-def _data_sets(run: Mapping[str, Any]) -> Iterable[tuple[str, Mapping[str, str]]]:
-    for setting, subject in DATA_SETS.items():
-        data_record = run.get(setting)
-        if isinstance(data_record, Mapping) and data_record.get("fingerprint"):
-            yield subject, data_record
+def of_data(keys: Mapping[str, str], fingerprints: Mapping[str, str]) -> dict[str, str]:
+    """The fingerprints of a cell's data sets by subject. keys: {setting: key of the data set in `fingerprints`}."""
+    return {DATA_SETS[setting]: fingerprints[key] for setting, key in keys.items() if key in fingerprints}
 
 
 def _digest_by_subject(subject: Any, digest: Any) -> dict[str, str]:
@@ -197,44 +260,6 @@ def _code_version(run: Mapping[str, Any]) -> str:
     if not run.get("commit") or (run.get("dirty") and not run.get("diff")):
         return ""
     return f"{run['commit']}+{run['diff']}" if run.get("dirty") else str(run["commit"])
-
-
-def differ_in_comparison(a: Inputs, b: Inputs, same_cell: bool) -> list[Reason]:
-    """The inputs in which two compared numbers differ, beyond the intended difference.
-
-    same_cell: they are of the same cell. Otherwise their models, weights and functions may differ, but a function that
-    both use must have one version, and numbers on different images or labels cannot be paired.
-    """
-    reasons = [reason for reason in differ(a, b) if reason.decides]
-    if same_cell:
-        return reasons
-    decisive = [reason for reason in reasons if reason.code in ("data", "read")]
-    of_both = [*(a.get("functions") or ()), *(b.get("functions") or ())]
-    if versions_differ(of_both):
-        decisive.append(Reason("functions", "", *_versions(a["functions"], b["functions"])))
-    return decisive
-
-
-def differ(earlier: Inputs, current: Inputs) -> list[Reason]:
-    """The known inputs in which two numbers differ, the deciding ones first."""
-    reasons = []
-    for code in (*DECIDE, "code", "asked"):
-        earlier_value, current_value = earlier.get(code), current.get(code)
-        if earlier_value is None or current_value is None:
-            continue
-        if code == "functions":
-            if not same_functions(earlier_value, current_value):
-                reasons.append(Reason(code, "", *_versions(earlier_value, current_value)))
-        elif code == "answers":
-            from fatbench.store.answers import same_answers
-
-            if not same_answers(earlier_value, current_value):
-                reasons.append(Reason(code, "", "then", "otherwise"))
-        else:
-            for subject in sorted(earlier_value.keys() & current_value.keys()):
-                if earlier_value[subject] != current_value[subject]:
-                    reasons.append(Reason(code, subject, str(earlier_value[subject]), str(current_value[subject])))
-    return reasons
 
 
 # --- plug-ins ----------------------------------------------------------------------------------------------------
@@ -251,22 +276,37 @@ def same_functions(earlier: Iterable[Record], current: Iterable[Record]) -> bool
     earlier, current = list(earlier), list(current)
     if {_record_key(record) for record in earlier} == {_record_key(record) for record in current}:
         return True
-    return all("reached" in record for record in (*earlier, *current)) and _function_digests(
-        earlier
-    ) == _function_digests(current)
+    of_earlier, of_current = ({n: r for r in records for n in r.get("names", ())} for records in (earlier, current))
+    if not of_earlier or of_earlier.keys() != of_current.keys():
+        return False
+    return all(_is_same(name, record, of_current[name]) for name, record in of_earlier.items())
 
 
 def versions_differ(records: Iterable[Record]) -> bool:
     """Whether any two records name the same function in different versions."""
-    digests: dict[str, set[str]] = {}
-    for record in records:
-        for name in record.get("names", ()):
-            digests.setdefault(name, set()).add(record.get("reached", {}).get(name, _record_key(record)))
-    return any(len(versions) > 1 for versions in digests.values())
+    versions = Versions()
+    return any(versions.number(name, record) for record in records for name in record.get("names", ()))
 
 
-def _function_digests(records: Iterable[Record]) -> dict[str, str]:
-    return {name: digest for record in records for name, digest in record["reached"].items()}
+class Versions:
+    """Numbers the versions of functions, from 0 for the first record of each."""
+
+    def __init__(self) -> None:
+        self.known: dict[str, list[Record]] = {}
+
+    def number(self, name: str, record: Record) -> int:
+        """The number of a function's version in a record."""
+        known = self.known.setdefault(name, [])
+        number = next((n for n, other in enumerate(known) if _is_same(name, record, other)), len(known))
+        if number == len(known):
+            known.append(record)
+        return number
+
+
+def _is_same(name: str, a: Record, b: Record) -> bool:
+    """Whether a function has one version in two records: in equal files, or by its digests, of which there are two."""
+    digests = ((a.get(kind, {}).get(name), b.get(kind, {}).get(name)) for kind in ("reach", "reached"))
+    return _record_key(a) == _record_key(b) or any(one is not None and one == other for one, other in digests)
 
 
 def _record_key(record: Record) -> str:

@@ -30,6 +30,7 @@ from typing import Any, Literal
 
 Role = Literal["natural", "corruption", "attack"]
 Threat = Literal["A", "B", "C", "D", "E", "F", "G", "H", "bound"]
+INPUTS = ("variable ", "module ", "file ")  # how what `reads` declares begins
 Refusal = Callable[..., "str | None"]  # (cell, *, settings) -> why the cell cannot run
 
 
@@ -90,6 +91,8 @@ class Entry:
     example: settings, as in a suite, with which tests call it. fractions: its metrics that are printed as per cent.
     passes: (*, settings) -> the passes of an image that is trained on (objective) or attacked (attack); without it,
     those of the functions among its settings.
+    reads: inputs that nobody sees it read: "variable NAME", "module NAME", "file PATH"; a change of one of them is
+    another version.
     """
 
     function: Callable[..., Any]
@@ -99,8 +102,14 @@ class Entry:
     example: Mapping[str, Any] = field(default_factory=dict)
     fractions: tuple[str, ...] = ()
     passes: Passes | Callable[..., Passes] | None = None
+    reads: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        for read in self.reads if not isinstance(self, InversionEntry) else ():
+            if not read.startswith(INPUTS):
+                raise ValueError(
+                    f"reads: expected texts as {', '.join(f'{kind}NAME' for kind in INPUTS)}, got {read!r}"
+                )
         _ENTRIES.setdefault(self.function, self)  # `entry_of` finds it by the function alone
 
     def __call__(self, *args: Any, **settings: Any) -> Any:
@@ -195,9 +204,11 @@ class PrivacyEntry(Entry):
 
 @dataclass(frozen=True, eq=False)
 class InversionEntry(PrivacyEntry):
-    """reads: endings of the names of the gradients that it uses; empty for all."""
+    """reads: also the endings of the names of the gradients that it uses; none for all."""
 
-    reads: tuple[str, ...] = ()
+    @property
+    def gradients(self) -> tuple[str, ...]:
+        return tuple(read for read in self.reads if not read.startswith(INPUTS))
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,131 +1,116 @@
-"""Record what plug-ins read beside their own code: files, the user's own modules, environment variables.
+"""What plug-ins read beside their own code: files, the user's own modules, installed packages and what they declare.
 
-    watch()                                       start to watch, in this process
-    recorded(files)                               {"cfg.json of mine.py": SHA-256, "variable SKEW of mine.py": ...}
-    changed_files(read, files)                    the names of those that have changed since
+    with watching(): ...              files that plug-ins open in this block are seen
+    recorded(used)                    {"cfg.json of mine.py": SHA-256, "package lab of mine.py": "1.2+0a1b2c3d4e5f"}
+    current(recorded(used), files)    the same now
 
-`reached` follows a function through the modules of its folder; this module sees the rest. A read counts for the plug-in
-on the stack and for all stages of the process that use it, because the plug-in may keep what it has read. The digest is
-that of the file that was opened, "" if there was none. A variable may be a secret, so its digest is slow to compute and
-salted with its name.
-
-Not seen are: files opened by native code (safetensors, HDF5, SQLite, OpenCV), by another process or by a thread that
-the plug-in started; listings of folders, and tests whether a file exists; `os.environb` and copies of all variables; a
-change of the working directory that relative paths depend on. `open(path, "rb").close()` in the plug-in records such a
-file. The files that a data set's function reads need no record: its images have a fingerprint.
+`reach` follows a function through the modules of its folder; this module sees the rest. A file counts for the plug-in
+on the stack and for all stages of the process that use it, because the plug-in may keep what it has read; "" is the
+digest of none. `reads` of an entry declares "variable NAME", "module NAME" and "file PATH". A variable may be a
+secret, so its digest is slow to compute and salted with its name. docs/tutorial.md names what is not seen. The files
+that a data set's function reads need no record: its images have a fingerprint.
 """
 
 from __future__ import annotations
 
+import _io
 import ast
+import builtins
 import hashlib
+import importlib.metadata
 import importlib.util
+import io
 import os
 import stat
 import sys
 import sysconfig
 import threading
-from collections.abc import Iterable, Iterator, Mapping
-from functools import cache
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from functools import cache, wraps
 from pathlib import Path
-from types import FrameType, ModuleType
+from types import FrameType
 from typing import Any
 
-from fatbench.suite import signatures, sources
+from fatbench.suite import calls, signatures, sources
+from fatbench.suite.entry import INPUTS
 
+# their versions stand in every run, and decide for no cell
+PACKAGES = ("torch", "torchvision", "timm", "torchattacks", "pyautoattack", "autoattack", "numpy", "scikit-learn")
 OURS = str(Path(__file__).parent.parent) + os.sep
 DATA = str(Path(OURS, "data", "own.py"))  # the module that calls a data set's function
 SYSTEM = (sysconfig.get_path("stdlib") + os.sep, OURS, "/proc/", "/sys/", "/dev/", "/etc/", "/usr/", "<")
 INSTALLED = tuple(f"{os.sep}{name}{os.sep}" for name in sources.INSTALLED)
-# prefixes and names of variables that say where a program runs, not what it computes
-MACHINE = (
-    "SLURM_",
-    "CUDA_",
-    "NVIDIA_",
-    "OMP_",
-    "MKL_",
-    "PYTORCH_",
-    "TORCH_",
-    "NCCL_",
-    "FATBENCH_",
-    "PYTEST_",
-    "XDG_",
-    "LC_",
-)
-PLACE = {
-    "HOME",
-    "USER",
-    "LOGNAME",
-    "PATH",
-    "PYTHONPATH",
-    "TMPDIR",
-    "TMP",
-    "TEMP",
-    "PWD",
-    "HOSTNAME",
-    "LANG",
-    "COLUMNS",
-    "TERM",
-}
+OPENERS = ((builtins, "open"), (io, "open"), (os, "open"), (_io, "open_code"))  # the last one for imports
+SMALL = 10_000_000  # bytes of a package whose files are read; of a larger one, the digests of its installation
 HASH_ROUNDS = 20_000  # some 10 ms for the digest of a variable, to make guessing its value slow
 
-_reads: dict[Path, dict[str, str]] = {}  # plug-in -> file or "variable NAME" -> digest
-_loaded: dict[str, tuple[ModuleType, str]] = {}  # file -> (own module, digest when it was first seen)
+_reads: dict[Path, dict[str, str]] = {}  # plug-in -> file -> digest
+_loaded: dict[str, tuple[Any, str]] = {}  # file or "package NAME" -> (module, digest when it was first seen)
 _importer: dict[str, Path] = {}  # file of an own module -> the plug-in that imports it
 _written: set[str] = set()  # files that plug-ins have written themselves
-_copied: set[str] = set()  # variables that a plug-in is about to read as part of all of them
-_watching = False
-_thread = threading.local()
+_watchers: list[None] = []
+_originals = tuple(getattr(holder, name) for holder, name in OPENERS)
+_lock, _thread = threading.Lock(), threading.local()
 
 
-def watch() -> None:
-    """Start recording which files and variables plug-ins read, in all threads of this process."""
-    global _watching
-    if not _watching:
-        _watching = True
-        sys.addaudithook(_audit)
-        os.environ.__class__ = _Environment
+@contextmanager
+def watching() -> Iterator[None]:
+    """A block in which the files are recorded that plug-ins open, in all threads of this process."""
+    with _lock:
+        _watchers.append(None)
+        for (holder, name), original in zip(OPENERS, _originals, strict=True):
+            setattr(holder, name, _watched(original))
+    try:
+        yield
+    finally:
+        with _lock:
+            _watchers.pop()
+            for (holder, name), original in zip(OPENERS, _originals, strict=True) if not _watchers else ():
+                setattr(holder, name, original)
 
 
-def recorded(files: Iterable[Path]) -> dict[str, str]:
-    """Name -> digest of what these plug-ins have read in this process, including modules from other folders."""
+def recorded(used: Mapping[str, Path]) -> dict[str, str]:
+    """Name -> digest of what plug-ins have read in this process. used: as from `plugins.used`."""
     result = {}
-    for file in files:
+    for file in sorted({*used.values()}):
         plugin_version, start = sources.version(file), sources.root(file)
+        declared = [read.split(" ", 1) for name in sorted(used) if used[name] == file for read in _declared(name)]
         local = {str(file), *(str(start / path) for path, _ in plugin_version.modules)}
-        digests = {**_modules(file), **_reads.get(file, {})}
-        for name_read, value in sorted(digests.items()):
-            if name_read not in local:
-                name = (
-                    name_read
-                    if name_read.startswith("variable ")
-                    else Path(os.path.relpath(name_read, start)).as_posix()
-                )
-                result[f"{name} of {plugin_version.plugin}"] = value
+        digests = {**_modules(file, [name for what, name in declared if what == "module"]), **_reads.get(file, {})}
+        digests |= {f"variable {name}": variable_digest(name) for what, name in declared if what == "variable"}
+        digests |= {str(start / name): digest(str(start / name)) for what, name in declared if what == "file"}
+        for name, value in sorted(digests.items()):
+            if name not in local:
+                shown = Path(os.path.relpath(name, start)).as_posix() if os.path.isabs(name) else name
+                result[f"{shown} of {plugin_version.plugin}"] = value
     return result
 
 
-def current_digests(recorded_digests: Mapping[str, str], files: Iterable[Path]) -> dict[str, str]:
-    """The current digests of the names in `recorded_digests`, as far as they are known on this machine.
+def current(stored: Mapping[str, str], files: Iterable[Path]) -> dict[str, str]:
+    """The digests of now of what was stored, as far as they are known on this machine.
 
     A missing file outside the plug-in's folder is left out: it may exist on the machine that recorded it.
     """
-    root_by_plugin = {sources.version(file).plugin: sources.root(file) for file in files}
+    roots = {sources.version(file).plugin: sources.root(file) for file in files}
     result = {}
-    for name in recorded_digests:
+    for name in stored:
         name_read, _, plugin = name.rpartition(" of ")
-        if plugin not in root_by_plugin:
+        what, _, rest = name_read.partition(" ")
+        if plugin not in roots:
             continue
-        if name_read.startswith("variable "):
-            result[name] = variable_digest(name_read.removeprefix("variable "))
-        elif (value := digest(str(root_by_plugin[plugin] / name_read))) or not name_read.startswith(".."):
+        if what in ("variable", "package"):
+            result[name] = variable_digest(rest) if what == "variable" else package_version(rest)
+        elif (value := digest(str(roots[plugin] / name_read))) or not name_read.startswith(".."):
             result[name] = value
     return result
 
 
-def changed_files(recorded_digests: Mapping[str, str], files: Iterable[Path]) -> list[str]:
-    """The names in `recorded_digests` whose content has changed since `recorded` gave it. files: today's plug-ins."""
-    return [name for name, value in current_digests(recorded_digests, files).items() if value != recorded_digests[name]]
+def _declared(name: str) -> tuple[str, ...]:
+    """What the entry of a plug-in's function, "aggregator mine", says that it reads."""
+    kind, function = name.split(" ", 1)
+    reads = calls.entry(signatures.known_functions(signatures.kind_of(kind))[function]).reads
+    return tuple(read for read in reads if read.startswith(INPUTS))
 
 
 # --- digests ------------------------------------------------------------------------------------------------------
@@ -142,14 +127,13 @@ def digest(path: str) -> str:
 
 @cache
 def _digest(path: str, *_: int) -> str:
-    with open(path, "rb") as handle:
+    with _originals[0](path, "rb") as handle:
         return hashlib.file_digest(handle, "sha256").hexdigest()
 
 
 def variable_digest(name: str) -> str:
     """A salted digest of a variable's value; "" if it is not set."""
-    value = dict.get(os.environ._data, os.environ.encodekey(name))  # type: ignore[attr-defined]
-    return "" if value is None else _slow_digest(name, value)
+    return "" if (value := os.environ.get(name)) is None else _slow_digest(name, os.fsencode(value))
 
 
 @cache
@@ -157,66 +141,49 @@ def _slow_digest(name: str, value: bytes) -> str:
     return hashlib.pbkdf2_hmac("sha256", value, f"fatbench variable {name}".encode(), HASH_ROUNDS).hex()
 
 
-# --- hooks -------------------------------------------------------------------------------------------------------
+def package_version(name: str) -> str:
+    """The version of an installed package and a digest of its files, its data among them; "" if there is none."""
+    try:
+        found = importlib.metadata.distribution(name)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+    files = [f for f in found.files or () if f.suffix != ".pyc" and not f.parts[0].endswith(".dist-info")]
+    is_small = sum(file.size or 0 for file in files) < SMALL
+    digests = {str(f): digest(str(f.locate())) if is_small or f.hash is None else f.hash.value for f in files}
+    return f"{found.version}+{hashlib.sha256(repr(sorted(digests.items())).encode()).hexdigest()[:12]}"
 
 
-def _audit(event: str, arguments: tuple[Any, ...]) -> None:
-    if event != "open" or getattr(_thread, "in_hook", False):
-        return
-    if isinstance(arguments[0], str | bytes | os.PathLike):
-        _thread.in_hook = True  # computing a digest opens files too
-        try:
-            _record_open(os.fsdecode(arguments[0]), arguments[2] or 0, sys._getframe(1))
-        finally:
-            _thread.in_hook = False
+# --- opened files -------------------------------------------------------------------------------------------------
 
 
-def _record_open(name: str, flags: int, frame: FrameType) -> None:
-    plugin = _plugin(frame)
-    if plugin is None:
-        return
-    path = os.path.abspath(name)  # the link itself, which may point elsewhere tomorrow
-    if flags & (os.O_WRONLY | os.O_RDWR):
+def _watched(opener: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(opener)
+    def watched(*arguments: Any, **settings: Any) -> Any:
+        if not getattr(_thread, "in_hook", False):
+            _thread.in_hook = True  # what is asked here opens files too
+            try:
+                named: list[Any] = [settings[key] for key in ("file", "path", "mode", "flags") if key in settings]
+                path, mode, *_ = [*arguments[:2], *named, "", ""]
+                writes = {*mode} & {*"wax+"} if isinstance(mode, str) else mode & (os.O_WRONLY | os.O_RDWR)
+                if isinstance(path, str | bytes | os.PathLike) and (plugin := _plugin(sys._getframe(1))) is not None:
+                    _record(plugin, os.path.abspath(os.fsdecode(path)), bool(writes))
+            finally:
+                _thread.in_hook = False
+        return opener(*arguments, **settings)
+
+    return watched
+
+
+def _record(plugin: Path, path: str, is_writing: bool) -> None:
+    """path: that of a link itself, which may point elsewhere tomorrow."""
+    if is_writing:
         _written.add(path)
-        return
     if path.endswith(".pyc"):
-        try:
+        with suppress(ValueError):
             path = importlib.util.source_from_cache(path)
-        except ValueError:
-            return
-    if _is_own_file(path) and path not in _written and not os.path.isdir(path):
+    is_in_package = plugin.parent != sources.root(plugin) and path.startswith(f"{plugin.parent}{os.sep}")
+    if (_is_own_file(path) or is_in_package) and path not in _written and not os.path.isdir(path):
         _reads.setdefault(plugin, {})[path] = digest(path)
-
-
-class _Environment(type(os.environ)):  # type: ignore[misc]
-    """`os.environ`, recording the variables that a plug-in reads by name."""
-
-    def __getitem__(self, key: str) -> str:
-        _note_variable(key, sys._getframe(1))
-        value: str = super().__getitem__(key)
-        return value
-
-    def __iter__(self) -> Iterator[str]:
-        if _asking_plugin(sys._getframe(1)) is not None:
-            _copied.update(map(self.decodekey, self._data))
-        keys: Iterator[str] = super().__iter__()
-        return keys
-
-
-def _note_variable(key: str, frame: FrameType | None) -> None:
-    if key in PLACE or key.startswith(MACHINE) or (plugin := _asking_plugin(frame)) is None:
-        return
-    if key in _copied:  # part of a copy of all variables, as for a subprocess
-        _copied.discard(key)
-    else:
-        _reads.setdefault(plugin, {})[f"variable {key}"] = variable_digest(key)
-
-
-def _asking_plugin(frame: FrameType | None) -> Path | None:
-    """The plug-in whose own code reads a variable; None for other code, such as a library that it calls."""
-    while frame is not None and frame.f_code.co_filename in (os.__file__, "<frozen os>", "<frozen _collections_abc>"):
-        frame = frame.f_back
-    return None if frame is None or not _is_own_file(frame.f_code.co_filename) else _plugin(frame)
 
 
 def _plugin(frame: FrameType | None) -> Path | None:
@@ -253,43 +220,50 @@ def _is_own_file(path: str) -> bool:
     return not path.startswith(SYSTEM) and not any(fragment in path for fragment in INSTALLED)
 
 
-def _modules(file: Path) -> dict[str, str]:
-    """The user's own modules that a plug-in imports, directly or not: file -> its digest when it was loaded."""
-    digest_by_file: dict[str, str] = {}
-    to_visit = [str(file)]
+# --- modules ------------------------------------------------------------------------------------------------------
+
+
+def _modules(file: Path, declared: list[str]) -> dict[str, str]:
+    """What a plug-in imports, directly or not: own modules' files, "package NAME" -> digest when it was loaded."""
+    found: dict[str, str] = {}
+    to_visit: list[tuple[str, list[str]]] = [(str(file), declared)]
     while to_visit:
-        for module in filter(None, map(sys.modules.get, _imports(to_visit.pop()))):
+        path, names = to_visit.pop()
+        for name in (*names, *_names(path, digest(path))):
+            module, top = sys.modules.get(name), name.partition(".")[0]
             path = os.path.realpath(getattr(module, "__file__", None) or "")
-            if path.endswith(".py") and _is_own_file(path) and path not in digest_by_file:
-                if _loaded.get(path, (None, ""))[0] is not module:
-                    _loaded[path] = (module, digest(path))
-                digest_by_file[path] = _loaded[path][1]
-                _importer.setdefault(path, file)
-                to_visit.append(path)
-    return digest_by_file
+            if module is None or not path or top in (*PACKAGES, "sklearn") or path.startswith(SYSTEM[:2]):
+                continue
+            packages = () if _is_own_file(path) else [p for p in _packages().get(top, ()) if p not in PACKAGES]
+            for key in [f"package {package}" for package in packages] or [path]:
+                if key in found or not (packages or path.endswith(".py")):
+                    continue
+                if _loaded.get(key, (None, ""))[0] is not module:
+                    _loaded[key] = (module, package_version(key[8:]) if packages else digest(path))
+                found[key] = _loaded[key][1]
+                if not packages:
+                    _importer.setdefault(path, file)
+                    to_visit.append((path, []))
+    return found
 
 
-def _imports(path: str) -> list[str]:
-    """The modules in a file's import statements; a package comes before its modules."""
-    return _names(path, digest(path))
+@cache
+def _packages() -> Mapping[str, list[str]]:
+    return importlib.metadata.packages_distributions()
 
 
 @cache
 def _names(path: str, _: str) -> list[str]:
+    """The modules in a file's import statements; a package comes before its modules."""
     try:
         tree = ast.parse(Path(path).read_bytes())
     except (OSError, SyntaxError, ValueError):
         return []
-    return list(dict.fromkeys(_module_names(tree)))
-
-
-def _module_names(tree: ast.Module) -> Iterator[str]:
+    names: list[str] = []
     for node in ast.walk(tree):
-        names = []
         if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
+            names += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            names = [f"{node.module}.{alias.name}" for alias in node.names]
-        for name in names:
-            path = name.split(".")
-            yield from (".".join(path[:end]) for end in range(1, len(path) + 1))
+            names += [f"{node.module}.{alias.name}" for alias in node.names]
+    paths = [name.split(".") for name in names]
+    return list(dict.fromkeys(".".join(path[:end]) for path in paths for end in range(1, len(path) + 1)))

@@ -8,11 +8,11 @@ package only when a suite uses a name that is not ours.
 The provenance of a run holds a record of each plug-in that the run used:
 
     {"plugin": "mine.py", "sha256": "...", "modules": {"helper.py": "..."}, "names": ["aggregator near_median"],
-     "reached": {"aggregator near_median": "..."}}
+     "reach": {"aggregator near_median": "..."}}
 
-`sha256` and `modules` are digests of whole files, `reached` of the code that a function reads and calls in them
-(`fatbench.suite.reached`): versions with equal `reached` are the same. Records of an earlier fatbench lack it, and are
-the same if their files are. The record of a function that a program registered also has its text, `source`.
+`sha256` and `modules` are digests of whole files, `reach` of the code that a function reads and calls in them
+(`fatbench.suite.reach`): versions with equal files or equal `reach` are the same. Records of an earlier fatbench have
+`reached`, another digest, or none. The record of a function that a program registered also has its text, `source`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 
 from fatbench import settings
 from fatbench.errors import SpecError, about
-from fatbench.suite import calls, registered, signatures, sources
+from fatbench.suite import calls, plugin_reads, registered, signatures, sources
 from fatbench.suite.calls import Call, call
 from fatbench.suite.reach import digest, reach
 
@@ -113,40 +113,28 @@ def used_plugins(call: Call) -> Iterator[tuple[Path, str]]:
             yield nested_call.signature.plugin, f"{nested_call.kind.lower()} {nested_call.name}"
 
 
-def of_evaluation(spec: Mapping[str, Any], evaluation: Evaluation) -> list[dict[str, Any]]:
-    """The records for one evaluation of a cell, including those for the cell on whose model the attack is computed."""
-    origin = evaluation.origin
-    return records(spec, evaluation.attack, *([origin.spec] if origin is not None and origin.spec else []))
+def used(spec: Mapping[str, Any], evaluations: Iterable[Evaluation] = ()) -> dict[str, Path]:
+    """Name -> file of the plug-ins' functions that training a cell and these evaluations use.
 
-
-def records(
-    spec: Mapping[str, Any], attack: Mapping[str, Any] | None = None, *other_specs: Mapping[str, Any]
-) -> list[dict[str, Any]]:
-    """The provenance records of the plug-ins that training a cell, or an attack on it, uses."""
+    An evaluation uses those of the cell on whose model its attack is computed, too.
+    """
     if not signatures.plugins():
-        return []
-    names_by_file: dict[Path, set[str]] = {}
-    for used_call in [*map(_training_call, (spec, *other_specs)), *([call("Attack", attack)] if attack else [])]:
-        for file, name in used_plugins(used_call):
-            names_by_file.setdefault(file, set()).add(name)
-    return [_record(file, names) for file, names in sorted(names_by_file.items())]
+        return {}
+    return {name: file for used_call in calls_of(spec, evaluations) for file, name in used_plugins(used_call)}
 
 
 def files(spec: Mapping[str, Any], evaluations: Iterable[Evaluation] = ()) -> frozenset[Path]:
     """The files of the plug-ins that training a cell and these evaluations run."""
-    if not signatures.plugins():
-        return frozenset()
-    return frozenset(file for used_call in calls_of(spec, evaluations) for file, _ in used_plugins(used_call))
+    return frozenset(used(spec, evaluations).values())
 
 
 def calls_of(spec: Mapping[str, Any], evaluations: Iterable[Evaluation] = ()) -> list[Call]:
     """The calls made by training a cell and by these evaluations."""
     used_calls = [_training_call(spec)]
     for evaluation in evaluations:
-        used_calls += [call("Attack", evaluation.attack)]
-        used_calls += (
-            [_training_call(evaluation.origin.spec)] if evaluation.origin is not None and evaluation.origin.spec else []
-        )
+        used_calls.append(call("Attack", evaluation.attack))
+        if evaluation.origin is not None and evaluation.origin.spec:
+            used_calls.append(_training_call(evaluation.origin.spec))
     return used_calls
 
 
@@ -161,9 +149,14 @@ def version(file: Path) -> dict[str, Any]:
     return {"plugin": plugin_version.plugin, "sha256": plugin_version.sha256, "modules": dict(plugin_version.modules)}
 
 
-def _record(file: Path, names: Iterable[str]) -> dict[str, Any]:
-    digests = {name: _function_digest(file, sources.version(file), *name.split(" ", 1)) for name in sorted(names)}
-    return {**version(file), "names": list(digests), "reached": digests, **registered.source(file)}
+def records(used: Mapping[str, Path]) -> list[dict[str, Any]]:
+    """The provenance records of plug-ins' functions."""
+    result = []
+    for file in sorted({*used.values()}):
+        names = sorted(name for name, own_file in used.items() if own_file == file)
+        digests = {name: _function_digest(file, sources.version(file), *name.split(" ", 1)) for name in names}
+        result.append({**version(file), "names": names, "reach": digests, **registered.source(file)})
+    return result
 
 
 @functools.cache
@@ -172,8 +165,22 @@ def _function_digest(file: Path, version: sources.Version, kind: str, name: str)
     return digest(reach(calls.function(signature), file))
 
 
-def loaded_version(record: Record) -> dict[str, Any] | None:
-    """The record of the version loaded now, for the names in a stored record; None if no plug-in has them."""
-    files = {name: signatures.plugin_of(*name.split(" ", 1)) for name in record.get("names", ()) if " " in name}
-    file = next((file for file in files.values() if file is not None), None)
-    return None if file is None else _record(file, [name for name, own_file in files.items() if own_file == file])
+def loaded(names: Iterable[str]) -> dict[str, Path]:
+    """Those of some functions, "aggregator near_median", that a plug-in in use has -> its file."""
+    files = {name: signatures.plugin_of(*name.split(" ", 1)) for name in names if " " in name}
+    return {name: file for name, file in files.items() if file is not None}
+
+
+def now(functions: Iterable[Record], read: Mapping[str, str], used: Mapping[str, Path] | None = None) -> dict[str, Any]:
+    """What a stage has recorded of its plug-ins, as it is now: {"functions": records, "read": digests}.
+
+    used: the functions that it uses now; None for those of the records, which are unknown if no plug-in has them.
+    """
+    known = (
+        loaded(names := [name for record in functions for name in record.get("names", ())]) if used is None else used
+    )
+    is_known = used is not None or len(known) == len({*names})
+    return {
+        "functions": records(known) if is_known else None,
+        "read": plugin_reads.current(read, {*known.values()}) if read else {},
+    }

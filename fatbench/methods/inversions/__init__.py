@@ -110,4 +110,4 @@ INVERSIONS: dict[str, Callable[..., Tensor]] = {
 def reads_of(inversion: Callable[..., Tensor]) -> tuple[str, ...] | None:
     """The suffixes of the tensors that an inversion reads; None: it reads all of them."""
     entry = entry_of(inversion)
-    return entry.reads or None if isinstance(entry, InversionEntry) else None
+    return entry.gradients or None if isinstance(entry, InversionEntry) else None

@@ -142,19 +142,18 @@ class Facts:
             for record in json.loads(origin.plugins):
                 merged = record_by_version.setdefault(inputs.describe(record), {**record, "names": [], "cells": set()})
                 merged["names"] = sorted({*merged["names"], *record["names"]})
-                if "reached" in merged:
-                    merged["reached"] = {**merged["reached"], **record.get("reached", {})}
+                merged |= {key: {**merged.get(key, {}), **record[key]} for key in ("reach", "reached") if key in record}
                 merged["cells"] |= cells
         return list(record_by_version.values())
 
     def _plugin_notes(self) -> Iterable[tuple[str, str]]:
         for record in self.plugins():
             yield "plug-in", inputs.describe(record)
-            loaded = plugins.loaded_version(record)
-            if loaded is not None and not inputs.same_functions([record], [loaded]):
+            current = plugins.records(plugins.loaded(record["names"]))
+            if current and not inputs.same_functions([record], current):
                 cells = f"{len(record['cells'])} cell{'s' * (len(record['cells']) != 1)}"
                 text = f"the numbers of {cells} come from this version of {record['plugin']}; the file is now"
-                text += f" {inputs.describe(loaded)}; fatbench run ... --rerun changed computes them again"
+                text += f" {inputs.describe(current[0])}; fatbench run ... --rerun changed computes them again"
                 yield "OLDER", text
 
     def notes(self, settings: str = "", words: Mapping[str, str] = MappingProxyType({})) -> Iterable[tuple[str, str]]:

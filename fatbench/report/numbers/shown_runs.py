@@ -10,12 +10,10 @@ the evaluations that the plan asks for; then the newest. Numbers of one cell nev
 from __future__ import annotations
 
 import functools
-import json
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from sqlalchemy import select as sql
 
@@ -26,7 +24,7 @@ from fatbench.store.inputs import Inputs, Reason
 from fatbench.store.rows import fetch
 from fatbench.store.schema import RUNS, STAGES
 from fatbench.store.stage_names import parsed
-from fatbench.suite import plugin_reads, plugins, signatures
+from fatbench.suite import plugins, signatures
 from fatbench.suite.facts import data_keys
 from fatbench.suite.filters import RUN_KEYS
 
@@ -167,45 +165,17 @@ def changed_since(
     compared, and those of files that a loaded plug-in has read: no image is hashed. What this machine cannot know is
     unknown, and no change. The evaluations of a model whose training has changed have changed, too.
     """
-    fingerprints = store.seen_data()
-    subjects = {subject for found in answered.values() for subject in (*found["origin"], *found["weights"])}
-    models = _last_models(store, {subject.removeprefix("cell ") for subject in subjects})
+    fingerprints, models = store.seen_data(), inputs.last_models(store.database, answered.values())
     if not (fingerprints or models or signatures.plugins()):
         return {}
-    specs, files = store.cells(sorted(cells)), [*map(Path, signatures.plugins())]
-    data_of = functools.cache(lambda cell: _fingerprints(specs[cell], fingerprints))
+    specs = store.cells(sorted(cells))
+    data_of = functools.cache(lambda cell: inputs.of_data(data_keys(specs[cell]), fingerprints))
     changed: dict[tuple[str, str], list[Reason]] = {}
     for (cell, stage), earlier in answered.items():
-        loaded = [plugins.loaded_version(record) for record in earlier["functions"]]
-        known_records = [record for record in loaded if record is not None]
-        current = {
-            "data": data_of(cell),
-            "functions": known_records if len(known_records) == len(loaded) else earlier["functions"],
-            "read": plugin_reads.current_digests(earlier["read"], files) if earlier["read"] else {},
-            "origin": {subject: models[subject] for subject in earlier["origin"] if subject in models},
-            "weights": {s: f"sha256:{models[s]}" for s in earlier["weights"] if s in models},
-        }
-        if reasons := [reason for reason in inputs.differ(earlier, current) if reason.decides]:
+        of_plugins = plugins.now(earlier["functions"], earlier["read"])
+        if reasons := earlier.decisive(earlier.now(data_of(cell), models, of_plugins)):
             changed[cell, stage] = reasons
     for cell, stage in answered:
         if stage != "train" and (cell, "train") in changed:
             changed[cell, stage] = list(dict.fromkeys([*changed[cell, "train"], *changed.get((cell, stage), ())]))
     return changed
-
-
-def _last_models(store: Store, cells: Collection[str]) -> dict[str, str]:
-    """ "cell ID" -> SHA-256 of the last model of each of these cells, as far as it is trained here."""
-    query = sql(STAGES.c.cell, STAGES.c.record).where(STAGES.c.stage == "train", STAGES.c.status == "done")
-    models = {}
-    with store.database.reading() as connection:
-        for cell, text in fetch(connection, query, STAGES.c.cell, cells):
-            digests = json.loads(text).get("sha256", {})
-            files = [file for file in digests if file.startswith("model-")]
-            if files:  # their rounds have leading zeros
-                models[f"cell {cell}"] = digests[max(files)]
-    return models
-
-
-def _fingerprints(spec: Mapping[str, Any], fingerprints: Mapping[str, str]) -> dict[str, str]:
-    """The fingerprints of a cell's data sets, as far as the newest run has read them."""
-    return {inputs.DATA_SETS[name]: fingerprints[key] for name, key in data_keys(spec).items() if key in fingerprints}

@@ -258,7 +258,7 @@ def runs_of_cell(store: Store, cell: str) -> list[dict[str, Any]]:
 
 # --- two frames ---------------------------------------------------------------------------------------------------
 
-NO_INPUTS: Inputs = {}
+NO_INPUTS = Inputs()
 
 
 @dataclass(slots=True)  # a comparison of ten thousand cells makes fifty thousand
@@ -348,7 +348,7 @@ class Stored:
             bits, total = self.outcomes(cell, stage)
             answers = (bits, total) if n and total and total % n == 0 else None
             numbers.setdefault(cell, {})[evaluation] = Measurement(
-                value, n, answers, self.doubts.get((cell, stage), ()), stage, self.inputs.get((cell, stage), {})
+                value, n, answers, self.doubts.get((cell, stage), ()), stage, self.inputs.get((cell, stage), NO_INPUTS)
             )
         return numbers
 

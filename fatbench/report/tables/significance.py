@@ -121,7 +121,8 @@ def _testable(
     """
     kinds = {i: _kind(rows[i], images) for i in members}
     known = Counter(kind.images for kind in kinds.values() if isinstance(kind, _Kind) and kind.images)
-    versions = {i: _versions(rows[i], answered) for i in members}
+    numbering = inputs.Versions()
+    versions = {i: _versions(rows[i], answered, numbering) for i in members}
     digests: dict[str, Counter[frozenset[str]]] = {}  # what a plug-in brings or reads -> its digests
     for of_entry in versions.values():
         for name, found in of_entry.items():
@@ -167,14 +168,14 @@ def _kind(entry: Entry, images: Images) -> _Kind | str:
     return "one image" if n == 1 else _Kind(entry.seeds, entry.n, precisions, fingerprints)
 
 
-def _versions(entry: Entry, answered: Answered) -> dict[str, set[str]]:
-    """Function of a plug-in, or what it reads -> the digests behind an entry."""
+def _versions(entry: Entry, answered: Answered, numbering: inputs.Versions) -> dict[str, set[str]]:
+    """Function of a plug-in, or what it reads -> the versions behind an entry."""
     digests: dict[str, set[str]] = {}
     for stored in entry.behind:
-        known = answered.get(stored, {})
+        known = answered.get(stored, inputs.Inputs())
         for record in known.get("functions") or ():
             for name in record.get("names", ()):
-                digests.setdefault(name, set()).add(record.get("reached", {}).get(name) or inputs.describe(record))
+                digests.setdefault(name, set()).add(str(numbering.number(name, record)))
         for name, digest in (known.get("read") or {}).items():
             digests.setdefault(name, set()).add(digest)
     return digests
