@@ -329,13 +329,18 @@ def contrast(
         return None
     D = np.zeros((seeds, n))
     for weight, outcomes in cells:
-        D += weight * np.stack([_mean_over_models(seed_outcomes, n) for seed_outcomes in outcomes])
+        D += weight * np.stack([mean_over_models(seed_outcomes, n) for seed_outcomes in outcomes])
+    return of_rows(D, max(abs(weight) for weight, _ in cells), groups)
+
+
+def of_rows(D: NDArray[np.float64], step: float = 1.0, groups: Groups | None = None) -> SeedsAndImages | None:
+    """As `contrast`, from D (seeds, images), the weighted sum of each; step: the largest |weight|."""
+    seeds, n = D.shape
     units = D if groups is None else of_groups(D, groups)
     count = units.shape[1]
-    if count < 2:
+    if seeds < 2 or count < 2:
         return None
     _, of_images, of_rest = mean_squares(units)
-    step = max(abs(weight) for weight, _ in cells)
     seed_part = over_seeds(D.mean(1).tolist(), n, step)
     assert seed_part is not None  # there are two seeds
     image_variance = max(of_images - of_rest, 0.0) / (seeds * count)
@@ -377,7 +382,7 @@ def mean_squares(D: NDArray[np.float64]) -> tuple[float, float, float]:
     return float(squares[0]), float(squares[1]), float((residuals**2).sum() / ((seeds - 1) * (n - 1)))
 
 
-def _mean_over_models(outcomes: ImageOutcomes, n: int) -> NDArray[np.float64]:
+def mean_over_models(outcomes: ImageOutcomes, n: int) -> NDArray[np.float64]:
     """For each of n images the fraction of models that classify it correctly, (n,)."""
     count = outcomes[1]
     if count < n or count % n:
