@@ -136,11 +136,13 @@ class Result:
         )
         self.p = sentences.p_text(one.p_corrected or 0.0)
         self.most = "--" if one.at_most is None else sentences.points_up(one.at_most, digits)
-        self.detectable = sentences.points_up(test.detectable(contrasts.LEVEL / family), digits)
+        found = test.detectable(contrasts.LEVEL / family)
+        self.detectable = "--" if found is None else sentences.points_up(found, digits)
         self.interval = f"{self.mean} ({self.low} to {self.high})"
 
     def corrected_interval(self, comparisons: int) -> str:
         """The interval after Bonferroni's correction over so many comparisons: "-1.2 to 2.2"."""
+        assert isinstance(self.test, statistics.SeedsAndImages)
         half_width = self.test.half(1 - contrasts.LEVEL / comparisons)
         low, high = (
             shown(100 * end, self.digits) for end in (self.test.mean - half_width, self.test.mean + half_width)

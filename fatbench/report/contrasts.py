@@ -21,11 +21,12 @@ from fatbench.report.numbers import statistics
 from fatbench.report.numbers.doubts import NOT_ABOVE, Doubt, with_seeds
 from fatbench.report.numbers.statistics import Paired, PairedOutcomes, SeedsAndImages
 from fatbench.report.numbers.stored import Measurement
+from fatbench.report.numbers.worst_case import WorstCase, worst_case_difference
 from fatbench.report.pairs import Pair, Place, label
 from fatbench.store import inputs
 from fatbench.suite import confounders
 from fatbench.suite.cells import Cell, Plan
-from fatbench.suite.contrasts import Tests
+from fatbench.suite.contrasts import Contrast, Tests
 from fatbench.suite.model import Key
 from fatbench.suite.standard_attacks import did_you_mean_metric
 
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 LEVEL = 0.05  # a difference is called one where its p is below this
-PAIRED, SHARE, TWO_DATABASES = "paired", "share", "two databases"  # estimators
+PAIRED, SHARE, TWO_DATABASES, WORST = "paired", "share", "two databases", "worst case"  # estimators
 SEED, IMAGE, GROUP = "seed", "image", "group"  # units that are drawn at random; the last two beside seeds
 
 Side = tuple[str, str]  # label, metric; "": the metric under test
@@ -58,7 +59,8 @@ class Difference:
     estimated: tuple[float, tuple[float, float] | None] | None = None  # (value, 95 % interval) of a SHARE
     estimator: str = PAIRED
     unit: str = ""  # what is drawn at random: SEED, or IMAGE or GROUP beside seeds; empty: nothing is tested
-    test: SeedsAndImages | None = None
+    test: SeedsAndImages | WorstCase | None = None
+    worst: tuple[str, ...] = ()  # of a WORST case the label under which each side has its least mean
     why: str = ""  # it is not tested: "one seed"
     unlike: tuple[str, ...] = ()  # what the sides differ in besides their labels: their difference is not of these
     reasons: tuple[inputs.Reason, ...] = ()  # in what else answered the sides they differ
@@ -104,6 +106,8 @@ class Difference:
     @property
     def difference(self) -> float | None:
         """Its mean over seeds; None: the sides are unlike, or nothing is compared."""
+        if self.estimator == WORST and self.test is not None:
+            return self.test.mean
         if self.estimated is not None:
             return self.estimated[0]
         return None if self.unlike or not self.by_seed else sum(self.by_seed) / len(self.by_seed)
@@ -153,6 +157,11 @@ class Difference:
         return None if self.test is None else self.test.detectable(LEVEL / self.size)
 
     @property
+    def detectable_alone(self) -> float | None:
+        """As `detectable`, not corrected."""
+        return None if self.test is None else self.test.detectable(LEVEL)
+
+    @property
     def equivalent(self) -> bool | None:
         """Whether the size is within the suite's margin; None: it declares none, or nothing can be said of it."""
         return None if self.margin is None or self.at_most is None else self.at_most <= self.margin / 100
@@ -175,7 +184,7 @@ class Difference:
     @property
     def over(self) -> str:
         """What is drawn at random, in words: "seeds and images"."""
-        if self.unit == GROUP and self.test is not None:
+        if self.unit == GROUP and isinstance(self.test, SeedsAndImages):
             return f"seeds and {self.test.images} groups of images"
         return {SEED: "seeds, these images", IMAGE: "seeds and images"}.get(self.unit, "")
 
@@ -437,7 +446,10 @@ def family(tests: Tests, plan: Plan, numbers_of: NumbersOf) -> list[Difference]:
             place = tuple((axis, cell.key[axis]) for axis in varying if axis in cell.key and axis != contrast.axis)
             cells.setdefault((place, cell.key.get(contrast.axis, "")), {})[int(cell.spec["seed"])] = cell
         named_metrics = list(dict.fromkeys(metric for _, metric in contrast.weights if metric))
-        for labels, places in _places(tests, dict.fromkeys(place for place, _ in cells)):
+        placed = dict.fromkeys(place for place, _ in cells)
+        for rest, members in _worst_places(tests, placed):
+            declared += [_worst(name, contrast, metric, rest, members, cells, numbers_of) for metric in metrics]
+        for labels, places in _places(tests, placed) if not tests.worst_over else ():
             for metric in [""] if named_metrics else metrics:
                 weights: dict[PlacedSide, float] = {
                     ((place, label), own_metric or metric): weight * place_weight
@@ -511,6 +523,40 @@ def _declared(
     if why:
         return replace(difference, seeds=seeds, why=why)
     return tested(difference, numbers, [*weights.values()])
+
+
+def _worst_places(tests: Tests, places: Iterable[Place]) -> Iterable[tuple[Key, dict[str, Place]]]:
+    """(labels of the other axes, label of `worst_over` -> place) of each combination of them that has such a label."""
+    for axis, labels in tests.worst_over.items():
+        members: dict[Place, dict[str, Place]] = {}
+        for place in places:
+            if (label := dict(place).get(axis)) in labels:
+                members.setdefault(tuple(one for one in place if one[0] != axis), {})[str(label)] = place
+        for rest, of_rest in members.items():
+            found = f"worst of {len(labels)}" if len(of_rest) == len(labels) else f"{len(of_rest)} of {len(labels)}"
+            yield {**dict(rest), axis: found}, of_rest
+
+
+def _worst(
+    name: str, contrast: Contrast, metric: str, labels: Key, members: Mapping[str, Place],
+    cells: Mapping[tuple[Place, str], Mapping[int, Cell]], numbers_of: NumbersOf,
+) -> Difference:  # fmt: skip
+    """A - B of the worst cases over some labels, see `worst_case`; it is tested where all of them are measured."""
+    sides = [label for (label, _), _ in sorted(contrast.weights.items(), key=lambda item: -item[1])]
+    weights = {((place, side), metric): sign / len(members)
+               for side, sign in zip(sides, (1.0, -1.0), strict=True) for place in members.values()}  # fmt: skip
+    ids = frozenset(cell.id for side, _ in weights for cell in cells.get(side, {}).values())
+    one = Difference(name, metric, contrast.weights, labels, ids, estimator=WORST)
+    if any(" of " in label and not label.startswith("worst") for label in labels.values()):
+        return replace(one, why=f"{', '.join(labels.values())} are in this preset")
+    one = _declared(one, weights, cells, numbers_of)
+    if one.test is None or one.unit == SEED:
+        return replace(one, test=None, why=one.why or "no per-image outcomes")
+    outcomes = [[number.outcomes for number in side] for side in one.numbers]
+    half = len(members)
+    test = worst_case_difference(outcomes[:half], outcomes[half:], one.n, one.numbers[0][0].groups)  # type: ignore[arg-type]
+    assert test is not None  # it was tested label by label
+    return replace(one, test=test, worst=tuple([*members][least] for least in test.least))
 
 
 def declared_by(families: Iterable[Tests], plan: Plan, numbers_of: NumbersOf) -> list[Difference]:

@@ -114,7 +114,8 @@ def conclusion(one: Difference) -> Iterable[str]:
     yield f"=> {significant_text if one.significant else insignificant_text}; {size}"
     if one.equivalent:
         yield f"=> equivalent within ±{one.margin:g} points, the margin that the suite declares"
-    yield f"a true difference of {points_up(one.test.detectable())} points would be found with a power of about 0.8"
+    if (size_found := one.detectable_alone) is not None:
+        yield f"a true difference of {points_up(size_found)} points would be found with a power of about 0.8"
 
 
 def record(one: Difference) -> dict[str, Any]:
@@ -150,7 +151,7 @@ def record(one: Difference) -> dict[str, Any]:
         },
         "test": test and {
             "over": one.over, "mean": test.mean, "interval": [test.low, test.high], "p": test.p,
-            "at_most": test.at_most, "detectable": test.detectable(), "detectable_corrected": one.detectable,
+            "at_most": test.at_most, "detectable": one.detectable_alone, "detectable_corrected": one.detectable,
             "seed_variance": test.seed_variance, "image_variance": test.image_variance, "equivalent": one.equivalent,
         },
         "p": one.p,
@@ -266,7 +267,8 @@ def family(
 
 def _line(one: Difference) -> dict[str, str]:
     """The texts of a comparison, by column."""
-    place = {"comparison": one.name, "where": one.row, "evaluated": one.metric}
+    where = f"{one.row} ({', '.join(one.worst)})" if one.worst else one.row
+    place = {"comparison": one.name, "where": where, "evaluated": one.metric}
     if one.test is None:
         columns = ("points", "at most", "p (Holm)", "found", "over", "images", "seeds", "not tested")
         return {**place, **dict.fromkeys(columns, ""), "p (Holm)": "1", "not tested": one.why}
@@ -276,7 +278,7 @@ def _line(one: Difference) -> dict[str, str]:
         "points": f"{signed(one.test.mean)} ({signed(one.test.low)} to {signed(one.test.high)})",
         "at most": "--" if one.at_most is None else f"{points_up(one.at_most, 2)}{within}",
         "p (Holm)": p_text(one.p_corrected or 0.0),
-        "found": f"{points_up(one.detectable or 0.0)} ({points_up(one.test.detectable())})",
+        "found": f"{points_up(one.detectable)} ({points_up(one.detectable_alone or 0.0)})" if one.detectable else "--",
         "over": one.over,
         "images": f"{one.n}",
         "seeds": seeds_text(one.seeds) + attacked_in(one.seeds, one.precisions),

@@ -157,6 +157,8 @@ class Tests(Node):
     mean_over: Annotated[str | None, AfterValidator(_known_axis)] = None
     # {axis: [A, B]}: each contrast is also tested as its value at A minus that at B
     between: Condition = Field(default={})
+    # {axis: [A, B, ...]}: each contrast is tested between the worst cases over these labels, instead of at each
+    worst_over: Condition = Field(default={})
 
     def metric_names(self) -> list[str]:
         """The metrics that the family names anywhere, each once."""
@@ -170,6 +172,10 @@ class Tests(Node):
             raise Misfit("contrasts belong to a family: name it with 'family'", "contrasts")
         if self.between and [len(axis_labels) for axis_labels in self.between.values()] != [2]:
             raise Misfit("expected two labels of one axis, such as {method: [A, B]}", "between")
+        if self.worst_over and (self.between or self.mean_over or len(self.worst_over) > 1):
+            raise Misfit("expected one axis, and neither 'between' nor 'mean_over' beside it", "worst_over")
+        if self.worst_over and not all(contrast.of_two for contrast in self.contrasts.values()):
+            raise Misfit("a worst case is compared with another: expected contrasts such as {A: 1, B: -1}", "contrasts")
         if self.family is not None and not self.contrasts:
             raise Misfit("a family without 'contrasts' declares nothing", "family")
         return self

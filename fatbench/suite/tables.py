@@ -64,16 +64,19 @@ class Heading(Node):
     where: Condition = Field(default={})
     minus: Condition = Field(default={})  # in a table: subtract the number of the same point with these labels
     share: Condition = Field(default={})  # in a table: the position between the numbers of two labels, 0 to 1
+    worst: Condition = Field(default={})  # in a table: the least accuracy over these labels of one axis
 
     @property
     def relative(self) -> bool:
         """Whether a number depends on the numbers of other points."""
-        return bool(self.minus or self.share)
+        return bool(self.minus or self.share or self.worst)
 
     @model_validator(mode="after")
     def _one_relation(self) -> Heading:
-        if self.minus and self.share:
-            raise ValueError("a heading shows either a difference, 'minus', or a 'share'")
+        if len(list(filter(None, (self.minus, self.share, self.worst)))) > 1:
+            raise ValueError("a heading shows either a difference, 'minus', a 'share', or a 'worst' case")
+        if len(self.worst) > 1:
+            raise ValueError(f"worst: expected labels of one axis, got {' and '.join(self.worst)}")
         return self
 
     @field_validator("share")
@@ -317,8 +320,9 @@ class Figure(Displayed):
         for heading, heading_spec in self.sources.items():
             if heading_spec.minus:
                 raise Misfit("in a figure, put 'minus' beside 'series'", "series", heading, "minus")
-            if heading_spec.share:
-                raise Misfit("only a table shows shares", "series", heading, "share")
+            for relation in ("share", "worst"):
+                if getattr(heading_spec, relation):
+                    raise Misfit(f"only a table shows a '{relation}'", "series", heading, relation)
         for heading, source in self.series.items():
             if problem := _why_not_drawn(source, self.kind):
                 raise Misfit(problem, "series", heading)

@@ -244,6 +244,7 @@ def first_outcomes(outcomes: tuple[int, int], n: int, image_count: int) -> tuple
 
 # --- a row for each number of a seed ------------------------------------------------------------------------------
 
+WORST = "worst:"  # before the label of each side of a worst case
 OWN, MINUS, FROM, TO = "", "minus", "from", "to"  # whose number it is: the point's, or one that it is compared with
 
 
@@ -285,6 +286,8 @@ def _asked(plan: Plan, points: Points, evaluated: Sequence[Cell]) -> Iterable[tu
     ends: list[list[tuple[str, Any, Any]]] = [
         [(side, {axis: [name]}, baselines(plan, {axis: [name]})) for axis, names in spec.share.items()
          for side, name in zip((FROM, TO), names, strict=True)]
+        + [(f"{WORST}{name}", {axis: [name]}, baselines(plan, {axis: [name]}))
+           for axis, names in spec.worst.items() for name in names]
         for spec in of_headings
     ]  # fmt: skip
     known: dict[tuple[int, str], bool] = {}

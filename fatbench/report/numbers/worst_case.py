@@ -44,7 +44,16 @@ class WorstCase:
     high: float
     least: tuple[int, ...]  # the adversary with the least mean accuracy, of each row
     kept: tuple[int, ...]  # adversaries not shown to be milder than another, of each row
-    p: float | None = None  # of a difference: the level at which 0 leaves the interval, at least 1e-6
+    p: float = 1.0  # of a difference: the level at which 0 leaves the interval, at least 1e-6
+    seed_variance = image_variance = None  # there is no one comparison behind it
+
+    @property
+    def at_most(self) -> float:
+        """The end of the 95 % interval that is farther from 0: the size that the data do not exclude."""
+        return max(abs(self.low), abs(self.high))
+
+    def detectable(self, alpha: float = LEVEL) -> None:
+        """Not known: it depends on how far apart the adversaries are."""
 
 
 def worst_case(outcomes: Sequence[Sequence[ImageOutcomes]], n: int, groups: Groups | None = None) -> WorstCase | None:

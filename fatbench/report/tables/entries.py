@@ -18,11 +18,12 @@ from fatbench.report import audit
 from fatbench.report.contrasts import of_values, share
 from fatbench.report.numbers import provenance
 from fatbench.report.numbers.doubts import NOT_ABOVE, Doubt, with_seeds
-from fatbench.report.numbers.long import FROM, MINUS, OWN, TO, columns, found, long
+from fatbench.report.numbers.long import FROM, MINUS, OWN, TO, WORST, columns, found, long
 from fatbench.report.numbers.points import Points, TablePoints, find_confounders, spread
 from fatbench.report.numbers.published import Lookup
 from fatbench.report.numbers.sources import Source, mean_and_std, metric_names
 from fatbench.report.numbers.stored import Stored
+from fatbench.report.numbers.worst_case import worst_case
 from fatbench.report.tables import significance
 from fatbench.report.tables.notes import as_published, checkpoint, footnotes, notes
 from fatbench.report.tables.number_format import decimals, with_texts
@@ -163,6 +164,9 @@ def entries_of(numbers: DataFrame, rows: int, groups: int, headings: Sequence[He
                     entry = _minus(entry, over_seeds(sides.get(MINUS, [])), sides.get(OWN, []))
                 elif heading is not None and heading.share:
                     entry = _share(heading.source, entry, *(over_seeds(sides.get(side, [])) for side in (FROM, TO)))
+                elif heading is not None and heading.worst:
+                    of_labels = (over_seeds(numbers) for side, numbers in sides.items() if side.startswith(WORST))
+                    entry = _worst(entry, [*of_labels], sum(map(len, heading.worst.values())))
                 records.append({"row": row, "group": group, "column": column, **ENTRY, **entry})
     return DataFrame(records, columns=["row", "group", "column", *ENTRY], dtype=object)
 
@@ -230,6 +234,24 @@ def _share(metric: str, entry: dict[str, Any], start: dict[str, Any], end: dict[
     found = share(metric, *map(_by_seed, (entry, start, end)))
     over = {"mean": found.difference, "std": None, "seeds": found.seeds, "values": (), "behind": (), "outcomes": ()}
     return {**entry, **over, "chance": None, "interval": found.interval}
+
+
+def _worst(entry: dict[str, Any], of_labels: Sequence[dict[str, Any]], wanted: int) -> dict[str, Any]:
+    """The least accuracy over some labels, of the seeds that all have; no number where one of them is not measured."""
+    rows = [row for row in of_labels if row.get("outcomes") and len(row["outcomes"]) == len(row["seeds"])]
+    if not entry or len(rows) < wanted or len({row["n"] for row in rows}) > 1 or len(rows[0]["n"]) != 1:
+        return {k: v for k, v in entry.items() if k in ("planned", "wanted", "cells")}
+    seeds = tuple(seed for seed in rows[0]["seeds"] if all(seed in row["seeds"] for row in rows))
+    (n,) = rows[0]["n"]
+    found = worst_case([[row["outcomes"][row["seeds"].index(seed)] for seed in seeds] for row in rows], n)
+    mean = found.mean if found is not None else min(row["mean"] for row in rows)
+    texts = dict.fromkeys(text for row in rows for text in row["doubts"])
+    return {
+        **entry, "mean": mean, "std": None, "seeds": seeds, "values": (), "behind": (), "outcomes": (), "chance": None,
+        "interval": found and (found.low, found.high), "doubts": tuple(texts),
+        "codes": frozenset().union(*(row["codes"] for row in rows)),
+        "cells": tuple(dict.fromkeys(cell for row in rows for cell in row["cells"])),
+    }  # fmt: skip
 
 
 def _with_labels(entries: DataFrame, points: Points, evaluated: Sequence[Cell]) -> DataFrame:
@@ -314,9 +336,13 @@ def _columns(points: Points, entries: DataFrame, percent_digits: int) -> list[Co
             metric += f" minus {', '.join(label for axis_labels in spec.minus.values() for label in axis_labels)}"
         if spec.share:
             metric += f" share from {' to '.join(*spec.share.values())}"
+        if spec.worst:
+            metric += f" worst of {', '.join(label for axis_labels in spec.worst.values() for label in axis_labels)}"
         best = points.table.best[heading]
         images = fewer.get(position, "")
-        columns.append(Column(heading, source, metric, best, unit, digits, spec.where, spec.minus, spec.share, images))
+        columns.append(
+            Column(heading, source, metric, best, unit, digits, spec.where, spec.minus, spec.share, spec.worst, images)
+        )
     return columns
 
 

@@ -98,6 +98,8 @@ def notes(
         yield "differences", _differences(grid)
     if any(column.share for column in grid.columns):
         yield "shares", _shares(grid)
+    if any(column.worst for column in grid.columns):
+        yield "worst", _worst(grid)
     if priors := [quoted(column.heading) for column in grid.columns if column.source.stage.startswith("prior")]:
         yield "clients", f"{_columns(priors, grid)}: {PRIOR}"
     for stage, label in MEANINGS.items():
@@ -269,8 +271,8 @@ IN_CAPTION = (
 )  # notes whose words the caption of a LaTeX table says
 SHORT = {  # the lines of "short", and the notes that each is made of
     "numbers": (
-        "filter", "data", "images", "checkpoint", "seeds", "differences", "columns", "chance", "marks", "published",
-        "formula",
+        "filter", "data", "images", "checkpoint", "seeds", "differences", "worst", "columns", "chance", "marks",
+        "published", "formula",
     ),
     "attacks": ("attacks", "attack precision"),
     "doubt": (
@@ -375,6 +377,18 @@ def _shares(grid: Sheet) -> str:
     text = "; ".join(f"{', '.join(headings)}: {way}" for way, headings in headings_by_way.items())
     interval = any(value.interval for value in grid.all())
     return f"{text}, of means over the same seeds" + "; in brackets Fieller's 95 % interval over seeds" * interval
+
+
+def _worst(grid: Sheet) -> str:
+    """The note on worst cases: the labels over which each heading takes the least."""
+    headings: dict[str, list[str]] = {}  # labels -> headings
+    for column in grid.columns:
+        for labels in column.worst.values():
+            headings.setdefault(", ".join(labels), []).append(quoted(column.heading))
+    text = "; ".join(f"{_enumeration(names)}: the least over {labels}" for labels, names in headings.items())
+    return (
+        f"{text}, chosen on other seeds and images; in brackets its 95 % interval, which holds for all of them at once"
+    )
 
 
 def _differences(grid: Sheet) -> str:

@@ -72,7 +72,9 @@ def _texts(entry: Entry, column: Column) -> tuple[Any, ...]:
     paper_spread = _spread(entry.published_std, column)
     return (
         measured,
-        _interval(entry.interval, column) if column.minus or column.share else _spread(entry.std, column),
+        _interval(entry.interval, column)
+        if column.minus or column.share or column.worst
+        else _spread(entry.std, column),
         f"[{len(entry.seeds)}/{entry.wanted}]" if is_partial else "",
         f"{len(entry.seeds)} of {entry.wanted} seeds" if is_partial else "",
         paper_number,

@@ -40,6 +40,7 @@ class Column:
     where: Condition = field(default_factory=dict)  # the points its numbers are of, where the heading says so
     minus: Condition = field(default_factory=dict)  # the labels whose numbers are taken off, where it says so
     share: Condition = field(default_factory=dict)  # the two labels between which a number lies, where it says so
+    worst: Condition = field(default_factory=dict)  # the labels over which it is the least, where it says so
     images: str = ""  # "n = 500" where other columns have more images
 
     @property
@@ -210,7 +211,9 @@ class Sheet:
     def words(self) -> dict[str, str]:
         """Metric -> its heading, as notes write it."""
         return in_words(
-            (column.heading, column.source) for column in self.columns if not (column.minus or column.share)
+            (column.heading, column.source)
+            for column in self.columns
+            if not (column.minus or column.share or column.worst)
         )
 
     def only(self, rows: Sequence[Row], columns: Sequence[int]) -> Sheet:
