@@ -498,6 +498,16 @@ def test_a_status_of_a_database_that_is_not_there_says_so(place, run):
     assert "0 done, 0 failed, 0 running, 2 todo" in run("status", "tiny.yaml")[1]
 
 
+def test_an_attack_that_is_written_out_is_run_and_shown(run, place):
+    (place / "tiny.yaml").write_text(TINY)
+    own = ("--attack", "{name: pgd, steps: 3, step: 2/255}", "--attack", "near={name: fgsm, eps: 2/255}")
+    one = ("tiny.yaml", "--smoke", "-k", "method=FAT")
+    assert run("run", *one, *own, "--device", "cpu", "--jobs", "1")[0] == 0
+    assert "PGD-3 |   near |" in run("report", "tiny.yaml", "--smoke", "--format", "markdown")[1]
+    assert run("export", *one, "-o", "own.jsonl")[0] == run("import", "own.jsonl", "--db", "other.db")[0] == 0
+    assert "near" in run("report", "tiny.yaml", "--smoke", "--db", "other.db", "--format", "markdown")[1]
+
+
 def test_a_setting_of_the_command_line_makes_cells_of_their_own(place, run, forks):
     """--set: other cells, another name, a label, and nothing of it in the suite's own table."""
     planned = lambda *more: json.loads(run("plan", "suite", "tiny.yaml", *more, "--format", "json")[1])  # noqa: E731

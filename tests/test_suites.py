@@ -1008,6 +1008,11 @@ def test_attacks_can_be_added_to_a_preset_that_does_without() -> None:
             assert {e.attack["step"] for e in other.evaluations if e.label in ("pgd20", "cw")} == {step}
     quick = read("sfat-mu").plan("smoke", attacks=["autoattack"]).cells[0]
     assert {e.label: e.n for e in quick.evaluations}["autoattack"] == 64  # as many images as the preset's others
+    own = read("sfat-mu").plan("smoke", attacks=["{name: pgd, steps: 3, step: 1/255}", "far={name: fgsm, eps: 16/255}"])
+    found = {e.label: e.attack["eps"] for e in own.cells[0].evaluations if e.added}
+    assert (own.added, found) == (("pgd3", "far"), {"pgd3": "4/255", "far": "16/255"})
+    with pytest.raises(SpecError, match=r"^attacks: the suite has an attack 'natural': name yours, NAME=\{name: "):
+        read("sfat-mu").plan("paper", attacks=["natural={name: fgsm}"])
     with pytest.raises(SpecError, match=r"^attacks: no attack is named 'pgd02' \(did you mean 'pgd20'\?\)"):
         read("sfat-mu").plan("paper", attacks=["pgd02"])
     with pytest.raises(SpecError, match=r"^attacks: suite 'april-masks', preset 'paper', evaluates no model on test"):

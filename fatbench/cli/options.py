@@ -99,7 +99,7 @@ Override = Annotated[
 Attacks = Annotated[
     list[str] | None,
     Option(
-        "--attack", metavar="LIST", help="fgsm,pgd20; of evaluate also {name: pgd, eps: 8/255}; repeatable.",
+        "--attack", metavar="LIST", help="fgsm,pgd20; or {name: pgd, eps: 8/255}; repeatable.",
         autocompletion=one_of("fgsm", "pgd20", "cw", "autoattack", "fgsm,pgd20,cw,autoattack"),
     ),
 ]  # fmt: skip

@@ -191,7 +191,12 @@ def _attack(stage: _Stage, turn: Turn, loaded: _Loaded, run: int, machine: Machi
         stage_row.record.get(record_key) != file_digest for record_key, file_digest in record.items()
     ):
         store.restart(run)  # the stored outcomes belong to another model
-    record["requested"] = {"n": evaluation.n, "batch": evaluation.batch}  # of these the stage's name has the hash alone
+    # of these the stage's name has the hash alone
+    record["requested"] = {
+        "n": evaluation.n,
+        "batch": evaluation.batch,
+        **({"added": True} if evaluation.added else {}),
+    }
     images, labels = ready.test[0][: evaluation.n], ready.test[1][: evaluation.n]
     n = len(labels)
     total = n * len(pairs)

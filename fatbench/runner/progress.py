@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,7 +16,7 @@ from fatbench.store.rows import fetch
 from fatbench.store.schema import STAGES, SUITE_CELLS
 from fatbench.store.stage_names import parsed
 from fatbench.store.stages import StageRow, Store
-from fatbench.suite import duration, standard_attacks
+from fatbench.suite import asked, duration, standard_attacks
 from fatbench.suite.cells import Cell, Evaluation, Plan
 from fatbench.suite.files import Suite
 
@@ -208,10 +209,18 @@ def with_stored_attacks(suite: Suite, plan: Plan, store: Store) -> Plan:
     attack_names = dict.fromkeys((*standard_attacks.TITLES, *suite.contents.evaluate.attacks))
     planned_ids = {id(cell.evaluations): {item.id for item in cell.evaluations} for cell in plan.cells}
     everywhere = set.intersection(*planned_ids.values()) if planned_ids else set()
+    own = select(STAGES.c.stage, STAGES.c.settings).where(STAGES.c.record.contains('"added"')).distinct()
     with store.database.reading() as connection:
         stages = connection.scalars(select(STAGES.c.stage).where(STAGES.c.stage != "train").distinct()).all()
+        own_texts = {  # as they were written in `--attack`
+            stage: f"{parsed(stage).metric}={json.dumps(asked.attack_of(json.loads(settings)))}"
+            for stage, settings in connection.execute(own)
+            if settings and parsed(stage).metric not in attack_names
+        }
         other_stages = [
-            item for item in stages if parsed(item).metric in attack_names and parsed(item).evaluation not in everywhere
+            item
+            for item in stages
+            if (parsed(item).metric in attack_names or item in own_texts) and parsed(item).evaluation not in everywhere
         ]
         stage_query = select(STAGES.c.cell, STAGES.c.stage).where(STAGES.c.stage.in_(other_stages))
         rows = fetch(connection, stage_query, STAGES.c.cell, [cell.id for cell in plan.cells]) if other_stages else ()
@@ -220,10 +229,11 @@ def with_stored_attacks(suite: Suite, plan: Plan, store: Store) -> Plan:
     if not stored_evaluations:
         return plan
     seeds = list(dict.fromkeys(int(cell.spec["seed"]) for cell in plan.cells))
-    labels = {name.rpartition("-")[0] for _, name in stored_evaluations}
-    plan_with_all = suite.plan(
-        plan.preset, seeds, attacks=[label for label in attack_names if label in labels], refuse=False
-    )
+    names = {name for _, name in stored_evaluations}
+    labels = {name.rpartition("-")[0] for name in names}
+    attacks = [label for label in attack_names if label in labels]
+    attacks += [text for stage, text in own_texts.items() if parsed(stage).evaluation in names]
+    plan_with_all = suite.plan(plan.preset, seeds, attacks=attacks, refuse=False)
     extra_by_cell = {
         cell.id: [item for item in cell.evaluations if (cell.id, item.id) in stored_evaluations]
         for cell in plan_with_all.cells

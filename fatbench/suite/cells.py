@@ -52,6 +52,7 @@ class Evaluation:
     sweep: str = ""  # "pgd20" of "pgd20_2_255": one value of a setting with a list; not part of the identity
     origin: TransferOrigin | None = None  # None: the attack is computed on the model under attack
     swept: str = ""  # the setting with the list: "eps"
+    added: bool = False  # written out in `--attack`, and in no suite; not part of the identity
 
     @functools.cached_property
     def id(self) -> str:

@@ -120,7 +120,7 @@ def evaluations(
         label, spec = read_attack(text, eps) if isinstance(text, str) else text
         if isinstance(spec, str) and not isinstance(text, str):  # a pair of a label and a name
             spec = read_attack(spec, eps)[1]
-        spec = _with_radius(spec, eps, is_bare=isinstance(text, str) and not text.rstrip().endswith("}"))
+        spec = with_radius(spec, eps, is_bare=isinstance(text, str) and not text.rstrip().endswith("}"))
         with about(f"attack {text if isinstance(text, str) else spec['name']}"):
             attack = calls.check_keys("Attack", spec)
         name = label or _label(attack)
@@ -133,7 +133,20 @@ def evaluations(
     return tuple(evaluation_by_name.values())
 
 
-def _with_radius(spec: Any, eps: str | float, is_bare: bool) -> Any:
+def described(texts: Sequence[str]) -> dict[str, dict[str, Any] | None]:
+    """Label -> settings of further attacks of a suite, written as mappings; None: the suite, or the field, has them."""
+    attacks: dict[str, dict[str, Any] | None] = {}
+    for text in texts:
+        label, spec = read_attack(text, standard_attacks.DEFAULT_RADIUS) if "{" in text else (text, None)
+        if spec is not None and not label:
+            with about(f"attack {text}"):
+                checked = calls.check_keys("Attack", with_radius(spec, standard_attacks.DEFAULT_RADIUS, False))
+            label = _label(checked)
+        attacks[label] = spec
+    return attacks
+
+
+def with_radius(spec: Any, eps: str | float, is_bare: bool) -> Any:
     """An attack with the radius that it needs and does not state; a bare name also gets step and steps."""
     name = spec.get("name") if isinstance(spec, Mapping) else None
     if name not in signatures.names("Attack"):

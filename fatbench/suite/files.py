@@ -100,7 +100,7 @@ class Suite:
     ) -> Plan:
         """The cells and evaluations of a preset.
 
-        where: a filter. attacks: further attacks for all cells, by their names in `standard_attacks.TITLES` or in the
+        where: a filter. attacks: further attacks for all cells, as text {name: pgd, ...}, or by their names in the
         suite. refuse: False to read results: then no method is imported to ask whether it can run in a cell.
         SpecError for an unknown preset or an invalid cell, NothingMatched if `where` selects no cell.
         """

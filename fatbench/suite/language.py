@@ -17,7 +17,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from fatbench.errors import SpecError, did_you_mean
-from fatbench.suite import calls, cells, confounders, facts, model, standard_attacks, threats, trees, weights
+from fatbench.suite import (
+    calls,
+    cells,
+    confounders,
+    external_models,
+    facts,
+    model,
+    standard_attacks,
+    threats,
+    trees,
+    weights,
+)
 from fatbench.suite.cells import Cell, Evaluation, Plan, TransferOrigin
 from fatbench.suite.model import PERTURBATION, Condition, Evaluate, Key, Override, Perturbation, Preset, Transfer
 from fatbench.suite.trees import Keys, Layer, Tree, merge
@@ -128,7 +139,7 @@ class Expansion:
         if preset not in contents.presets:
             raise SpecError(f"suite '{suite.name}' has no preset '{preset}'{did_you_mean(preset, contents.presets)}")
         self.suite, self.contents, self.name, self.preset = suite, contents, preset, contents.presets[preset]
-        self.attacks, self.refuse, self.below = attacks, refuse, below
+        self.attacks, self.refuse, self.below = external_models.described(attacks), refuse, below
         of_preset: Keys = ("presets", preset)
         self.base: list[Layer] = [(("base",), contents.base), ((*of_preset, "base"), self.preset.base)]
         # a preset's word comes after the grid's: the last override of a setting holds
@@ -140,13 +151,19 @@ class Expansion:
         ]
         written = suite.tree.get("evaluate") or {}
         self.evaluate_layers: list[Layer] = [
-            (("evaluate",), _without_nulls(written, attacks)),
-            ((*of_preset, "evaluate"), _without_nulls(self.preset.evaluate, attacks)),
+            (("evaluate",), _without_nulls(written, self.attacks)),
+            ((*of_preset, "evaluate"), _without_nulls(self.preset.evaluate, self.attacks)),
         ]
         self.evaluate = self._read_evaluate(self.evaluate_layers)
-        standard_attacks.demand_known(attacks, [*contents.evaluate.attacks, *self.evaluate.attacks])
+        named = [label for label, settings in self.attacks.items() if settings is None]
+        if taken := next(
+            (label for label in self.attacks if label in self.evaluate.attacks and label not in named), None
+        ):
+            problem = f"the suite has an attack '{taken}': name yours, NAME={{name: ...}}"
+            raise SpecError(problem, option="attack")
+        standard_attacks.demand_known(named, [*contents.evaluate.attacks, *self.evaluate.attacks])
         for label in self.evaluate.limit:
-            if label not in {*self.evaluate.attacks, *self.evaluate.transfer, *attacks}:
+            if label not in {*self.evaluate.attacks, *self.evaluate.transfer, *self.attacks}:
                 hint = did_you_mean(label, self.evaluate.attacks)
                 error = SpecError(f"no attack is named '{label}'{hint}").below(label).below("limit")
                 raise self._placed(error, self.evaluate_layers)
@@ -312,9 +329,9 @@ class Expansion:
             try:
                 for metric, spec, swept in _sweep(label, attack, evaluate.attacks) if attack is not None else ():
                     call = calls.check_keys("Attack", spec, task)
-                    sweep = label if swept else ""
+                    sweep, is_own = label if swept else "", self.attacks.get(label) is not None
                     n = images_of(evaluate, label)
-                    evaluations.append(Evaluation(metric, call, n, evaluate.batch, sweep, swept=swept))
+                    evaluations.append(Evaluation(metric, call, n, evaluate.batch, sweep, swept=swept, added=is_own))
             except SpecError as error:
                 raise self._placed(error.below(label).below("attacks"), [*layers_of_point, *layers]) from None
         return evaluate, tuple(evaluations), layers
@@ -473,10 +490,11 @@ def _without_nulls(evaluate: Tree, added_labels: Collection[str]) -> Tree:
     return kept
 
 
-def _missing_attacks(attacks: Tree, added_labels: Sequence[str], radius: Any) -> dict[str, Tree]:
+def _missing_attacks(attacks: Tree, added: Mapping[str, Tree | None], radius: Any) -> dict[str, Tree]:
     """label -> settings of the added attacks that a suite does not describe, at its radius.
 
-    radius: of the suite's perturbation; None for that of its other attacks.
+    added: label -> settings, where they are written out. radius: of the suite's perturbation; None for that of its
+    other attacks.
     """
     radii = [
         attack["eps"]
@@ -484,25 +502,30 @@ def _missing_attacks(attacks: Tree, added_labels: Sequence[str], radius: Any) ->
         if isinstance(attack, Mapping) and "eps" in attack and "norm" not in attack
     ]
     eps = radius if radius is not None else radii[0] if radii else standard_attacks.DEFAULT_RADIUS
-    settings_by_name = standard_attacks.settings(str(eps[-1] if isinstance(eps, list) else eps))
-    return {
-        label: settings_by_name[label]
-        for label in added_labels
-        if attacks.get(label) is None and label in settings_by_name
+    eps = str(eps[-1] if isinstance(eps, list) else eps)
+    settings_by_name = standard_attacks.settings(eps)
+    found = {
+        label: settings_by_name.get(label)
+        if settings is None
+        else settings
+        if "norm" in settings
+        else external_models.with_radius(settings, eps, is_bare=False)
+        for label, settings in added.items()
     }
+    return {label: settings for label, settings in found.items() if settings and attacks.get(label) is None}
 
 
-def _completed(override: Tree, suite_attacks: Tree, added_labels: Sequence[str], radius: Any) -> Tree:
+def _completed(override: Tree, suite_attacks: Tree, added: Mapping[str, Tree | None], radius: Any) -> Tree:
     """An override of `evaluate`, in which partial settings of an added attack are completed by the standard ones."""
     attacks = override.get("attacks")
     if not isinstance(attacks, dict):
         return override
-    incomplete_labels = [
-        label
-        for label in added_labels
+    incomplete = {
+        label: settings
+        for label, settings in added.items()
         if suite_attacks.get(label) is None and "name" not in (attacks.get(label) or {"name": ""})
-    ]
-    missing = _missing_attacks(suite_attacks, incomplete_labels, radius)
+    }
+    missing = _missing_attacks(suite_attacks, incomplete, radius)
     completed = {label: merge(attack, attacks[label]) for label, attack in missing.items()}
     return {**override, "attacks": {**attacks, **completed}} if completed else override
 
