@@ -7,14 +7,15 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
-
-from pandas import DataFrame
+from typing import TYPE_CHECKING, Any
 
 from fatbench.store import inputs
 from fatbench.store.stage_names import parsed
 from fatbench.suite import plugins
 from fatbench.suite.types import seeds_text
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,6 +74,8 @@ class Facts:
     """
 
     def __init__(self, behind: Iterable[tuple[str, str, str, int, str, Origin | None]] = ()) -> None:
+        from pandas import DataFrame  # `status` and a run import this module without making tables
+
         frame = DataFrame(list(behind), columns=[*BEHIND], dtype=object).drop_duplicates(ignore_index=True)
         self.origins: list[Origin] = list(dict.fromkeys(frame["origin"].dropna()))
         what = frame["metric"].where(frame["stage"] != "train", "training")
@@ -131,8 +134,10 @@ class Facts:
     @functools.cached_property
     def versions(self) -> dict[str, list[str]]:
         """Package -> the versions that were used."""
-        known = DataFrame([row for origin in self.origins for row in origin.versions], columns=["package", "version"])
-        return _distinct(known, "package", "version")
+        versions: dict[str, set[str]] = {}
+        for package, version in (row for origin in self.origins for row in origin.versions):
+            versions.setdefault(package, set()).add(version)
+        return {package: sorted(known) for package, known in versions.items()}
 
     def plugins(self) -> list[dict[str, Any]]:
         """Each version of each plug-in behind the table once, with all names it brought and the cells that used it."""
@@ -210,10 +215,9 @@ class Facts:
         for name, records in by_plugin.items():
             if inputs.versions_differ(records):
                 mixed_facts[f"versions of {name}"] = ", ".join(map(inputs.describe, records))
-        files = DataFrame([row for origin in self.origins for row in origin.read], columns=["name", "digest"])
-        read = {
-            str(name): list(dict.fromkeys(of_name)) for name, of_name in files.groupby("name", sort=False)["digest"]
-        }
+        read: dict[str, dict[str, None]] = {}
+        for name, digest in (row for origin in self.origins for row in origin.read):
+            read.setdefault(name, {})[digest] = None
         several: dict[str, list[str]] = {
             **{name: [f"[{inputs.short_digest(digest)}]" for digest in digests] for name, digests in read.items()},
             **{f"{words.get(metric, metric)} attack": code for metric, code in self.attacks.items()},

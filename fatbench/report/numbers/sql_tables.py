@@ -11,6 +11,7 @@ from sqlalchemy import select as sql
 from fatbench import settings
 from fatbench.errors import FatbenchError
 from fatbench.report.numbers.shown_runs import chosen_runs
+from fatbench.report.numbers.stored import doubts_of
 from fatbench.store import replicates
 from fatbench.store.rows import fetch
 from fatbench.store.schema import ASKED, DOUBTS, POINTS
@@ -44,8 +45,6 @@ Row = tuple[str, str, str, float | None]  # of the table `doubts`: stage, code, 
 
 
 def _rows(store: Store, ids: Sequence[str]) -> dict[str, list[Row]]:
-    from fatbench.report.numbers.stored import doubts_of  # imports pandas, which a run needs only at its end
-
     rows: dict[str, list[Row]] = {id: [] for id in ids}
     for (id, stage), reasons in doubts_of(ids, store).items():
         value_by_key = {

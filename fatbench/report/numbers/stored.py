@@ -13,13 +13,12 @@ from __future__ import annotations
 import functools
 import itertools
 import json
+import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
-from pandas import DataFrame
 from sqlalchemy import select as sql
 
 from fatbench.errors import DatabaseError
@@ -39,6 +38,8 @@ from fatbench.store.stage_names import parsed
 from fatbench.suite import asked, format_call
 
 if TYPE_CHECKING:
+    from pandas import DataFrame
+
     from fatbench.report.numbers.statistics import Groups
     from fatbench.store.stages import Store
     from fatbench.suite.cells import Cell, Plan
@@ -328,7 +329,7 @@ class Stored:
 
     @functools.cached_property
     def _logged(self) -> dict[tuple[str, str], dict[int, dict[int, float]]]:
-        training = self.series[(self.series["stage"] == "train") & np.isfinite(self.series["value"])]
+        training = self.series[(self.series["stage"] == "train") & (self.series["value"].abs() < math.inf)]
         columns = (training[name].tolist() for name in ("cell", "metric", "client", "round", "value"))
         numbers: dict[tuple[str, str], dict[int, dict[int, float]]] = {}
         for cell, metric, client, round, value in zip(*columns, strict=True):
@@ -355,6 +356,8 @@ class Stored:
 
 def stored(rows: Sequence[Number], select: Checkpoint = "last", **known: Any) -> Stored:
     """What rows of numbers hold. known: the other fields of `Stored`."""
+    from pandas import DataFrame  # `status` and a run import this module for its doubts alone
+
     numbers = DataFrame(rows, columns=[*Number._fields]).drop(columns=["run", "created"])
     numbers = numbers.astype({"round": int, "client": int, "n": int, "value": float})
     names = {stage: parsed(stage) for stage in numbers["stage"].unique()}
