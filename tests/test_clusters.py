@@ -22,7 +22,7 @@ from crew import SUITE, Watcher, each_time, ignore, kill, lasting, never, number
 from fatbench.cli.app import app
 from fatbench.cli.watch import Watch
 from fatbench.errors import MachineError, SpecError
-from fatbench.runner.executors import ray, this_worker
+from fatbench.runner.executors import ray
 from fatbench.runner.jobs import Event, Job, Machine
 from fatbench.runner.run_options import RunOptions
 from fatbench.runner.start import jobs_of
@@ -87,7 +87,7 @@ def test_ray(jobs, machine, cluster):
     assert said == ["its Ray worker was killed (out of memory?): it starts again"]
     status, error = rows(machine, killed)["train"]
     assert status == "failed" and error is not None
-    assert error.startswith(f"the Ray worker on {this_worker().host} ended: WorkerCrashedError: ")
+    assert error == "its Ray worker was killed (out of memory?)"
     assert seen.kinds(killed, "train")[-1] == "failed" and seen.kinds(killed) == ["failed"]
     assert seen.kinds(jobs[1], "train") == ["start", *["progress"] * 4, "done"] and seen.kinds(jobs[1]) == ["done"]
     assert numbers(machine, jobs[1]) == undisturbed(machine, jobs[1])

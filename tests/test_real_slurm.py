@@ -44,9 +44,9 @@ AGGREGATORS = {"patient": patient}
 """
 # the program, which looks at SLURM every two seconds and not every twenty
 PROGRAM = """
-from fatbench.runner.executors.slurm import driver, worker
+from fatbench.runner.executors.slurm import driver
 driver.ASK = driver.SOON = 2.0
-driver.PATIENCE = driver.LEAVE = 8.0
+driver.LEAVE = 8.0
 from fatbench.cli.app import main
 main()
 """
@@ -155,9 +155,7 @@ def done(run: Run, undisturbed: dict[str, list[tuple]], seconds: float = 300) ->
     """The run ends with everything done, and the numbers are the undisturbed ones."""
     assert run.end(seconds) == 0, run.text[-2000:]
     assert stored() == undisturbed
-    assert not list(Path("results").glob("*/slurm/*/plan.pickle")) and not list(
-        Path("results").glob("*/slurm/*/*.jsonl")
-    )
+    assert not list(Path("results").glob("*/slurm/*/job.sh"))
     assert list(Path("results").glob("*/slurm/*/*.log"))  # they stay
 
 
@@ -333,7 +331,7 @@ def test_postgresql_whose_password_is_in_no_file(slurm, undisturbed, new_postgre
     table()
     url = new_postgres()
     run = Run(slurm, "--jobs", "2", "--db", url)
-    slurm_cluster.until(lambda: list(Path("results").glob("*/slurm/*/*.jsonl")), 120)
+    slurm_cluster.until(lambda: list(Path("results").glob("*/slurm/*/*.log")), 120)
     time.sleep(3)
     for _ in range(2):  # while it runs, and after
         files = [file for file in Path().rglob("*") if file.is_file()]

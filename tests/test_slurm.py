@@ -5,14 +5,15 @@
 from __future__ import annotations
 
 import datetime
+import getpass
 import os
-import pickle
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from crew import Watcher, ignore, never, numbers, rows, undisturbed
@@ -21,11 +22,12 @@ from fatbench.cli.watch import Watch
 from fatbench.errors import MachineError, SpecError
 from fatbench.runner import start
 from fatbench.runner.executors import slurm
-from fatbench.runner.executors.slurm import driver, plan, queue, table, worker
-from fatbench.runner.jobs import Event
+from fatbench.runner.executors.slurm import driver, job, queue, table
+from fatbench.runner.jobs import Event, Job, Machine, Work
 from fatbench.runner.processes import SIGNALS
 from fatbench.runner.run_options import RunOptions
 from fatbench.runner.worker import work
+from fatbench.store.pools import Pool
 from fatbench.store.stages import Store
 
 # --- the table [slurm] -------------------------------------------------------------------------------------------
@@ -74,13 +76,13 @@ def test_the_attacks_table_is_over_the_other():
         table.of_attacks({"attacks": {"gpu": 1}})
 
 
-def test_the_script(tmp_path):
+def test_the_script():
     chosen = table.checked(
         {"time": "1:30:00", "mail_type": "END", "nodelist": ["n1", "n2"], "exclusive": True, "hold": False,
          "setup": ["module load cuda", "export A='b c'"], "python": "apptainer exec --nv 'my image.sif' python",
          "srun": ["--container-image=x"]}
     )  # fmt: skip
-    text = table.script(chosen, "cuda", tmp_path)
+    text = table.script(chosen, "cuda", "0123abcd")
     head, _, body = text.partition("set -e\n")
     for option in (
         "mail-type=END", "nodelist=n1,n2", "exclusive", "time=90", "gpus-per-node=1", "cpus-per-task=1", "requeue",
@@ -90,12 +92,12 @@ def test_the_script(tmp_path):
     assert "hold" not in head and "wckey" not in head
     assert body.startswith("module load cuda\nexport A='b c'\nset +e\n")
     assert (
-        "--container-image=x apptainer exec --nv 'my image.sif' python -m fatbench.runner.executors.slurm.worker"
+        "--container-image=x apptainer exec --nv 'my image.sif' python -m fatbench.runner.executors.slurm.job 0123abcd"
         in body
     )
     assert subprocess.run(["bash", "-n"], input=text, text=True).returncode == 0
-    assert "gpus" not in table.script({}, "cpu", tmp_path) and sys.executable in table.script({}, "cpu", tmp_path)
-    assert "#SBATCH --signal=USR1@30\n" in table.script({"time": 2}, "cpu", tmp_path)  # not three quarters of its time
+    assert "gpus" not in table.script({}, "cpu", "") and sys.executable in table.script({}, "cpu", "")
+    assert "#SBATCH --signal=USR1@30\n" in table.script({"time": 2}, "cpu", "")  # not three quarters of its time
 
 
 # --- SLURM's commands --------------------------------------------------------------------------------------------
@@ -114,7 +116,6 @@ def fake_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Call
     monkeypatch.setattr(driver, "PAUSE", 0.05)
     monkeypatch.setattr(driver, "SOON", 0.05)
     monkeypatch.setattr(driver, "ASK", 0.2)
-    monkeypatch.setattr(driver, "PATIENCE", 0.2)
 
     def install(answer: str = "", refuse: str = "", most: int = 1001) -> Path:
         folder = tmp_path / "commands"
@@ -142,7 +143,7 @@ def test_jobs_inherit_no_job_and_no_option_around_them(jobs, machine, fake_slurm
     passed = dict(line.split("=", 1) for line in (log / "env").read_text().splitlines() if "=" in line)
     assert {name for name in passed if name.startswith(("SLURM_", "SBATCH_"))} == {"SLURM_CONF"}
     assert passed["MY_SLURM_X"] == "of MY_SLURM_X" and passed["HOME"] == os.environ["HOME"]
-    assert passed[plan.DATABASE] == machine.db
+    assert passed[driver.DATABASE] == machine.db
 
 
 def ignore_note(text: str) -> None:
@@ -188,8 +189,8 @@ def test_one_signal_ends_a_run_whose_jobs_wait_with_one_scancel(jobs, machine, f
 
     def stop() -> int:
         wish = next(wishes)
-        for folder in Path(machine.files, "slurm").glob("*/"):
-            plan.Voice(folder / "77_1.0.jsonl").tell("start", "n1", 1)
+        for pool in pools(machine):
+            pool.enter("77_1", "n1")
         return wish
 
     assert {*slurm.run(jobs, machine, ["cpu"] * 3, ignore, stop, note=notes.append).values()} == {"interrupted"}
@@ -215,7 +216,7 @@ def test_jobs_that_do_not_end_after_their_round_are_named(jobs, machine, fake_sl
     slurm.run(jobs, machine, ["cpu"] * 3, ignore, lambda: next(wishes), note=notes.append)
     assert notes[-1].startswith("3 SLURM jobs are still in the queue (77); they end by themselves after the round")
     assert notes[-1].endswith("scancel 77")
-    assert list(Path(machine.files, "slurm").glob("*/plan.pickle"))  # no folder goes while a job lives
+    assert list(Path(machine.files, "slurm").glob("*/job.sh")) and not pools(machine)  # a job ends without its pool
 
 
 def test_what_sbatch_refuses_is_said_once(jobs, machine, fake_slurm):
@@ -248,7 +249,7 @@ def test_arrays_are_no_larger_than_slurm_allows(jobs, machine, fake_slurm):
 
 def test_a_job_that_ended_without_a_word_is_submitted_again(jobs, machine, fake_slurm, monkeypatch):
     """PREEMPTED without requeue, and so on, every time; a cancelled one is left to whoever cancelled it."""
-    monkeypatch.setattr(driver, "FRUITLESS", 100)
+    monkeypatch.setattr(driver, "NO_CELL", 100)
     log = fake_slurm('echo "77_0|TIMEOUT|None"')
     notes: list[str] = []
     assert slurm.run(jobs[:1], machine, ["cpu"], ignore, never, note=notes.append) == {jobs[0].cell: "interrupted"}
@@ -270,21 +271,18 @@ def test_jobs_that_never_take_a_cell_end_the_run_with_the_end_of_their_log(jobs,
 
 
 def test_a_node_without_a_working_gpu_is_excluded_and_no_cell_fails(jobs, machine, fake_slurm, monkeypatch):
-    monkeypatch.setattr(driver, "FRUITLESS", 3)
+    monkeypatch.setattr(driver, "NO_CELL", 3)
     log = fake_slurm('echo "77_0|RUNNING|None"')
     notes, scripts, submitted = list[str](), list[str](), [0]
 
     def stop() -> int:
         """Every job that was submitted, they all have one number here, says that it has no GPU."""
-        for folder in Path(machine.files, "slurm").glob("*/"):
-            scripts.append((folder / "job.sh").read_text())
-            for file in folder.glob("*.jsonl"):
-                file.unlink()
-            if (folder / "jobs").exists() and len(calls(log, "sbatch")) > submitted[0]:
+        for pool in pools(machine):
+            scripts.extend(file.read_text() for file in Path(machine.files, "slurm").glob("*/job.sh"))
+            if pool.entries() and len(calls(log, "sbatch")) > submitted[0]:
                 submitted[0] += 1
-                voice = plan.Voice(folder / "77_0.0.jsonl")
-                voice.tell("start", "n7", 1)
-                voice.tell("unfit", "RuntimeError: no driver")
+                pool.enter("77_0", "n7")
+                pool.left("77_0", "bad_node: RuntimeError: no driver")
         return 0
 
     with pytest.raises(MachineError, match="no working GPU on n7: RuntimeError: no driver"):
@@ -295,25 +293,25 @@ def test_a_node_without_a_working_gpu_is_excluded_and_no_cell_fails(jobs, machin
 
 def test_a_driver_that_starts_again_follows_what_is_in_the_queue(jobs, machine, fake_slurm):
     log = fake_slurm('for job in 0 1 2; do echo "77_$job|RUNNING|None"; done')
-    folder = plan.make(machine.files, plan.Plan(jobs, machine, "cpu", 1, 20.0))
-    plan.note_jobs(folder, ["77_0", "77_1"], 0)
-    voice = plan.Voice(folder / "77_0.0.jsonl")
-    voice.tell("start", "n1", 1)
-    voice.tell("event", 0, asdict(Event(jobs[0].cell, "train", "start")))
+    pool = begun(jobs, machine)
+    pool.expect({"77_0": 0, "77_1": 0})
+    pool.report("77_0/0/0.0", [asdict(Event(jobs[0].cell, "train", "start"))])
     notes, seen = list[str](), Watcher()
 
     def stop() -> int:
-        for job in jobs:
-            voice.tell("over", job.cell, "done")
-        voice.tell("bye", "over")
-        plan.Voice(folder / "77_1.0.jsonl").tell("bye", "over")
+        for number, one in enumerate(jobs):
+            worker = f"77_{number % 2}/0/0.0"
+            assert pool.take(worker, lambda cell: True) in (one.cell, None)
+            pool.end(worker, one.cell, "done", [asdict(Event(one.cell, "cell", "done"))])
+        pool.left("77_0", "exit")
+        pool.left("77_1", "exit")
         return 0
 
     assert slurm.run(jobs, machine, ["cpu"] * 3, seen, stop, note=notes.append) == {job.cell: "done" for job in jobs}
     assert notes == ["SLURM array 77 is in the queue with these cells: this run follows it"]
     assert not (log / "calls").exists() or not calls(log, "sbatch")
     assert [event.kind for _, event in seen.seen] == ["done"] * 3  # what was told before is not told again
-    assert not folder.exists()
+    assert not pools(machine)
 
 
 def test_a_controller_that_does_not_answer_ends_nothing(fake_slurm):
@@ -379,122 +377,121 @@ def test_what_slurm_cannot_do(machine, monkeypatch, tmp_path, capsys, fake_slurm
 # --- the job, in this process ------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def in_job(jobs, machine, monkeypatch, forks) -> Iterator[Callable[..., worker.Work]]:
-    """Make a job of this process: its work, in the run's folder."""
-    handlers = {which: signal.getsignal(which) for which in SIGNALS}
-    folder = plan.make(machine.files, plan.Plan(jobs, machine, "cpu", 1, 20.0))
+def pools(machine: Machine) -> list[Pool]:
+    """What SLURM's jobs may take cells from."""
+    with Store.open(machine.db) as store:
+        return Pool.lasting(store.database)
 
-    def make(task: int = 0, restarts: int = 0, device: str = "cpu", **options: object) -> worker.Work:
-        values = {"ARRAY_JOB_ID": 77, "ARRAY_TASK_ID": task, "ARRAY_TASK_COUNT": 3, "RESTART_COUNT": restarts}
+
+def begun(jobs: list[Job], machine: Machine, **options: Any) -> Pool:
+    """The pool of a run on SLURM."""
+    work = Work(jobs, machine, patience=20.0, **options)
+    with Store.open(machine.db) as store:
+        return Pool.create(store.database, work.text(), [job.cell for job in jobs], lasts=True)
+
+
+@pytest.fixture
+def in_job(jobs, machine, monkeypatch, forks) -> Iterator[Callable[..., int]]:
+    """Make a job of this process, and do its work: its exit code. The driver's variables are around it."""
+    handlers = {which: signal.getsignal(which) for which in SIGNALS}
+    monkeypatch.setenv(driver.DATABASE, machine.db)
+    monkeypatch.setattr(job, "PAUSE", 0.1)
+
+    def work_of(pool: Pool, number: int = 0, restarts: int = 0, *, signalled: bool = False) -> int:
+        values = {"ARRAY_JOB_ID": 77, "ARRAY_TASK_ID": number, "RESTART_COUNT": restarts}
         for name, value in values.items():
             monkeypatch.setenv(f"SLURM_{name}", str(value))
-        found = plan.read_plan(folder)
-        assert found is not None and found.machine.db == ""
-        where = replace(found.machine, **options)  # type: ignore[arg-type]
-        return worker.Work(folder, replace(found, device=device, machine=where), machine.db)
+        if f"77_{number}" not in pool.entries():
+            pool.expect({f"77_{number}": 0})
+        with Store.open(machine.db) as store:
+            work = job.SlurmWork(store, pool, Work.parsed(pool.work() or "", machine.db))
+            if signalled:
+                work._hear()
+            return work()
 
-    yield make
+    yield work_of
     for which, handler in handlers.items():
         signal.signal(which, handler)
 
 
-def lines(work: worker.Work) -> list[list]:
-    return list(plan.Ear(work.voice.file).news())
-
-
 def test_a_job_takes_cells_until_none_is_free(jobs, machine, in_job):
-    """It begins with other cells than the array's first job, leaves what others hold, and says so of none."""
+    """It leaves what others hold, and its runs name it."""
     with Store.open(machine.db) as store:
         store.add_cell(jobs[1].cell, jobs[1].spec)
         store.claim(jobs[1].cell, "train", suite="crew", total=4, provenance={"host": "node7", "pid": 4711})
-    first = in_job(task=2)
-    assert first() == 0
-    said = lines(first)
-    assert [line[1] for line in said if line[0] == "over"] == [jobs[2].cell, jobs[0].cell]
-    assert said[0][0] == "start" and said[-1] == ["bye", "over"]
-    assert not [line for line in said if line[0] == "event" and line[2]["cell"] == jobs[1].cell]
-    for job in (jobs[0], jobs[2]):
-        assert numbers(machine, job) == undisturbed(machine, job)
+    pool = begun(jobs, machine)
+    assert in_job(pool, 2) == 0 and pool.entries()["77_2"].said == "exit"
+    assert pool.statuses() == {jobs[0].cell: "done", jobs[1].cell: "elsewhere", jobs[2].cell: "done"}
+    for one in (jobs[0], jobs[2]):
+        assert numbers(machine, one) == undisturbed(machine, one)
     with Store.open("own.db", create=True) as store:  # in this process: the fork server's environment is a former one
         assert work(replace(jobs[0], evaluations=[]), machine, store) == "done"
         assert {run["slurm_job"] for run in store.runs([jobs[0].cell])} == {"77_2"}
-    again = in_job(task=1)
-    assert again() == 0 and [line[0] for line in lines(again)] == ["start", "bye"]
+    assert in_job(pool, 1) == 0
 
 
 def test_a_job_whose_time_is_up_wants_to_go_on_and_takes_over_from_its_last_start(jobs, machine, in_job):
-    """A node that died has left a stage in its hands, and half a line."""
-    work = in_job()
+    """A node that died has left a stage in its hands."""
+    pool = begun(jobs, machine)
+    pool.enter("77_0/0/0.0", "n7")
+    assert pool.take("77_0/0/0.0", lambda cell: True) == jobs[0].cell
     with Store.open(machine.db) as store:
         store.add_cell(jobs[0].cell, jobs[0].spec)
-        store.claim(
-            jobs[0].cell, "train", suite="crew", total=4, provenance={"host": "n7", "pid": 4711, "slurm_job": "77_0"}
-        )
-    work.voice.tell("event", 0, asdict(Event(jobs[0].cell, "train", "start")))
-    with work.voice.file.open("a") as file:
-        file.write('["event", 0, {"cell": "x", "stage": "train", "ki')
-    later = in_job(restarts=1)
-    later._hear()
-    assert later() == table.REQUEUE_CODE and lines(later)[-1] == ["bye", "leaves"]
-    assert rows(machine, jobs[0]) == {"train": ("interrupted", None)}
-    assert work.stop() == 1  # its process, if it lives, ends: SLURM has started the job elsewhere
-    (later.folder / "stop").touch()
-    stopped = in_job(restarts=2)
-    stopped._hear()
-    assert stopped() == 0 and lines(stopped)[-1] == ["bye", "over"]
+        about = {"host": "n7", "pid": 4711, "slurm_job": "77_0"}
+        store.claim(jobs[0].cell, "train", suite="crew", total=4, provenance=about)
+    assert in_job(pool, restarts=1, signalled=True) == table.REQUEUE_CODE
+    assert rows(machine, jobs[0]) == {"train": ("interrupted", None)} and pool.counts() == (3, 0, False)
+    pool.stop()
+    assert in_job(pool, restarts=2, signalled=True) == 0
 
 
-def test_a_job_that_finishes_no_round_in_its_time_is_not_queued_for_ever(in_job):
-    for restarts in range(plan.IN_VAIN):
-        work = in_job(restarts=restarts)
-        work._hear()
-        code = work()
-    assert code == 1 and lines(work)[-1] == ["bye", "vain"]
+def test_a_job_that_finishes_no_round_in_its_time_is_not_queued_for_ever(in_job, jobs, machine):
+    pool = begun(jobs, machine)
+    codes = [in_job(pool, restarts=restarts, signalled=True) for restarts in range(job.NO_PROGRESS)]
+    assert codes == [table.REQUEUE_CODE, table.REQUEUE_CODE, 1]
+    assert pool.entries()["77_0"].said == f"no_progress: {job.NO_PROGRESS}"
 
 
 def test_a_job_without_a_gpu_takes_no_cell(in_job, machine, monkeypatch, jobs):
-    monkeypatch.setattr(worker, "UNFIT", 0.0)
-    monkeypatch.setattr(worker, "GPU", "raise RuntimeError('no driver')")
-    work = in_job(device="cuda")
-    assert work() == 1 and lines(work)[-1] == ["unfit", "RuntimeError: no driver"]
+    monkeypatch.setattr(job, "BAD_NODE", 0.0)
+    monkeypatch.setattr(job, "GPU", "raise RuntimeError('no driver')")
+    pool = begun(jobs, replace(machine, device="cuda"))
+    assert in_job(pool) == 1 and pool.entries()["77_0"].said == "bad_node: RuntimeError: no driver"
     assert rows(machine, jobs[0]) == {}
 
 
-def test_a_message_that_cannot_be_written_is_no_failure(tmp_path):
-    plan.Voice(tmp_path / "gone" / "77_0.0.jsonl").tell("bye", "over")
+def test_a_process_whose_job_slurm_has_started_elsewhere_ends(jobs, machine, monkeypatch):
+    monkeypatch.setenv("SLURM_JOB_ID", "77")
+    pool = begun(jobs, machine)
+    with Store.open(machine.db) as store:
+        work = job.SlurmWork(store, pool, Work.parsed(pool.work() or "", machine.db))
+        pool.enter("77", "n1")
+        assert work.stop() == 0
+        monkeypatch.setattr(os, "getpid", lambda: 1)
+        pool.enter("77", "n2")
+        monkeypatch.undo()
+        assert work.stop() == 1
 
 
-def test_the_plan_is_nobody_else_s_and_holds_no_address(jobs, machine):
-    secret = replace(machine, db="postgresql://u:geheim@host/x")
-    folder = plan.make(machine.files, plan.Plan(jobs, secret, "cpu"))
-    assert folder.stat().st_mode & 0o077 == 0 and folder.parent.stat().st_mode & 0o077 != 0
-    assert b"geheim" not in (folder / "plan.pickle").read_bytes()
-    assert [file for file in folder.iterdir() if file.is_file()] == [folder / "plan.pickle"]
-    (folder / "plan.pickle").write_bytes(pickle.dumps("of another version"))
-    assert plan.read_plan(folder) is None
+def test_what_is_stored_of_a_run_holds_no_address(jobs, machine):
+    secret = Work(jobs, replace(machine, db="postgresql://u:geheim@host/x"))
+    assert "geheim" not in secret.text() and Work.parsed(secret.text(), secret.machine.db) == secret
 
 
-def test_another_user_s_run_in_the_same_files_folder_is_left_alone(jobs, machine, fake_slurm, monkeypatch):
-    folder = plan.make(machine.files, plan.Plan(jobs, machine, "cpu"))
-    plan.note_jobs(folder, ["77_0"], 0)
-    stat = os.stat
-
-    def closed(path: object, *rest: object, **more: object) -> object:
-        if str(path).startswith(f"{folder}/"):
-            raise PermissionError(13, "Permission denied", str(path))
-        return stat(path, *rest, **more)  # type: ignore[call-overload]
-
+def test_another_user_s_run_on_the_same_database_is_left_alone(jobs, machine, fake_slurm, monkeypatch):
+    pool = begun(jobs, machine)
+    pool.expect({"77_0": 0})
+    monkeypatch.setattr(getpass, "getuser", lambda: "somebody")
     log = fake_slurm('echo "77_0|CANCELLED|None"')
-    monkeypatch.setattr(os, "stat", closed)
     slurm.run(jobs[:1], machine, ["cpu"], ignore, never, note=ignore_note)
-    monkeypatch.setattr(os, "stat", stat)
-    assert len(calls(log, "sbatch")) == 1 and (folder / "plan.pickle").exists()
+    assert len(calls(log, "sbatch")) == 1 and pool.work() is not None
 
 
-def test_a_job_without_its_plan_says_so(tmp_path, capsys):
-    assert worker.main(tmp_path) == 2
-    assert "has no plan that this version can read" in capsys.readouterr().err
+def test_a_job_whose_run_is_over_says_so(machine, jobs, monkeypatch, capsys):
+    monkeypatch.delenv(driver.DATABASE, raising=False)
+    assert job.main("gone") == 2 and "without FATBENCH_DB" in capsys.readouterr().err
+    monkeypatch.setenv(driver.DATABASE, machine.db)
+    assert job.main("gone") == 0 and "the run is over" in capsys.readouterr().err
 
 
 def test_status_and_show_name_the_job_of_a_cell(jobs, machine, run):
@@ -516,28 +513,17 @@ def test_status_and_show_name_the_job_of_a_cell(jobs, machine, run):
 
 
 def test_two_drivers_of_one_run(jobs, machine, fake_slurm):
-    """The one that sees the end first takes the folder away; the other finds in the database that all is done."""
+    """The one that sees the end first deletes the pool; the other finds in the database that all is done."""
     log = fake_slurm('for job in 0 1 2; do echo "77_$job|RUNNING|None"; done')
     seen = Watcher()
 
     def stop() -> int:
-        submitted = [*Path(machine.files, "slurm").glob("*/jobs")]
-        if submitted:
-            with Store.open(machine.db) as store:
-                for job in jobs:
-                    assert work(job, machine, store) == "done"
-            plan.finish(submitted[0].parent)
+        for pool in pools(machine):
+            if pool.entries():
+                with Store.open(machine.db) as store:
+                    assert [work(one, machine, store) for one in jobs] == ["done"] * 3
+                pool.delete()
         return 0
 
     assert slurm.run(jobs, machine, ["cpu"] * 3, seen, stop) == {job.cell: "done" for job in jobs}
     assert len(calls(log, "sbatch")) == 1 and not Path(machine.files, "slurm").exists()
-
-
-def test_what_a_run_leaves(tmp_path, jobs, machine):
-    folder = plan.make(machine.files, plan.Plan(jobs, machine, "cpu"))
-    plan.note_jobs(folder, ["77_0"], 0)
-    for name in ("77_0.log", "77_0.0.jsonl", "stop", "job.sh", "failed/x"):
-        (folder / name).touch()
-    plan.finish(folder)
-    assert sorted(file.name for file in folder.rglob("*")) == ["77_0.log", "jobs"]
-    assert plan.is_over(folder) and plan.read_plan(folder) is None

@@ -89,6 +89,9 @@ class Work:
     jobs: Sequence[Job]
     machine: Machine  # as text without the address of the database, which may hold a password
     fail_fast: bool = False
+    per_gpu: int = 1
+    patience: float = 60.0  # seconds for the current round once a SLURM job must end; then its last checkpoint counts
+    folder: str = ""  # of the logs of SLURM jobs
 
     def text(self) -> str:
         """The work as JSON."""
@@ -100,7 +103,7 @@ class Work:
         """The work that `text` has written."""
         work = json.loads(text)
         machine = work["machine"] | {"db": db, "recovery": Recovery(**work["machine"]["recovery"])}
-        return cls([_parsed_job(job) for job in work["jobs"]], Machine(**machine), work["fail_fast"])
+        return cls(**work | {"jobs": [_parsed_job(job) for job in work["jobs"]], "machine": Machine(**machine)})
 
 
 def _parsed_job(job: dict[str, Any]) -> Job:

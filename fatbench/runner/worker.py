@@ -44,9 +44,10 @@ OFTEN, SELDOM = 0.2, 2.0  # seconds between two reports, or five times as long a
 # --- cell after cell ---------------------------------------------------------------------------------------------
 
 
-def take_cells(db: str, pool_id: str, name: str, device: str) -> None:
-    """Take cells from a pool until none is free for this process, or it is to end. name: the worker's, in the pool.
+def take_cells(db: str, pool_id: str, name: str, device: str, said: str = "") -> None:
+    """Take cells from a pool until none is free for this process, or it is to end.
 
+    name, said: the worker's name in the pool, and what the pool is to know of it.
     A plug-in may change anything in torch. A process that has run one takes only cells whose training uses it.
     SystemExit: the database cannot be used any more.
     """
@@ -54,6 +55,7 @@ def take_cells(db: str, pool_id: str, name: str, device: str) -> None:
         with open_store(db) as store:
             pool = Pool(store.database, pool_id)
             if (text := pool.work()) is not None:
+                pool.enter(name, said=said)
                 _take_cells(Work.parsed(text, db), pool, name, device)
     except Unavailable as error:
         raise SystemExit(error.exit_code) from None
@@ -63,7 +65,6 @@ def _take_cells(work: Work, pool: Pool, name: str, device: str) -> None:
     jobs = {job.cell: job for job in work.jobs}
     machine, has_run = replace(work.machine, device=device), set[Path]()
     signatures.add_described(machine.plugins)
-    pool.enter(name)
 
     def fits(cell: str) -> bool:
         return not has_run or has_run <= plugins.files(jobs[cell].spec)

@@ -2,7 +2,7 @@
 
     pools           the cells and options of a run, without the database's address; whether it is to stop
     pool_cells      who has taken a cell, or how it has ended
-    pool_workers    the processes; one may be asked to leave
+    pool_workers    processes, and jobs of SLURM; one may be asked to leave
     pool_reports    their events, until the run has read them
 
 These tables are made by the first run and are empty between runs: a power cut may lose what they hold.
@@ -11,11 +11,12 @@ A cell that is taken is not yet claimed: its stages may be in the hands of anoth
 
 from __future__ import annotations
 
+import getpass
 import json
 import os
 import socket
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -41,6 +42,16 @@ class Taken(NamedTuple):
     pid: int
 
 
+class Entry(NamedTuple):
+    """A job of SLURM in a pool, or a worker that is in none."""
+
+    host: str
+    pid: int
+    tries: int
+    no_progress: int
+    said: str
+
+
 @dataclass(frozen=True)
 class Pool:
     """The pool of a run, in an open database. Every method is one transaction."""
@@ -57,7 +68,8 @@ class Pool:
 
     @patient
     def _create(self, work: bytes, cells: Sequence[str], lasts: bool) -> None:
-        owner = {} if lasts else {name: run_values({})[name] for name in ("host", "pid", "process")}
+        owner: dict[str, Any] = {} if lasts else {name: run_values({})[name] for name in ("host", "pid", "process")}
+        owner["user"] = getpass.getuser()
         with self.database.writing(lasting=False) as connection:
             lock(connection)
             WORK.create_all(connection)
@@ -85,12 +97,14 @@ class Pool:
     # --- a worker's side -----------------------------------------------------------------------------------------
 
     @patient
-    def enter(self, worker: str) -> None:
-        """Say that this process is the worker of that name."""
-        row = {"pool": self.id, "worker": worker, "host": socket.gethostname(), "pid": os.getpid(), "leaves": 0}
+    def enter(self, worker: str, host: str = "", said: str = "") -> None:
+        """Say that this process is the worker of that name. host: its node's name, if that is another."""
+        place = {"host": host or socket.gethostname(), "pid": os.getpid(), "leaves": 0, "said": said}
+        key = {"pool": self.id, "worker": worker}
+        these = (WORKERS.c.pool == self.id) & (WORKERS.c.worker == worker)
         with self.database.writing(lasting=False) as connection:
-            connection.execute(delete(WORKERS).where(WORKERS.c.pool == self.id, WORKERS.c.worker == worker))
-            connection.execute(insert(WORKERS).values(row))
+            if not connection.execute(update(WORKERS).where(these).values(place)).rowcount:
+                connection.execute(insert(WORKERS).values({**key, **place, "tries": 0, "no_progress": 0}))
 
     @patient
     def take(self, worker: str, fits: Callable[[str], bool]) -> str | None:
@@ -172,6 +186,41 @@ class Pool:
         with self.database.writing(lasting=False) as connection:
             these = (WORKERS.c.pool == self.id) & WORKERS.c.worker.in_([*workers])
             connection.execute(update(WORKERS).where(these).values(leaves=1))
+
+    @patient
+    def expect(self, tries: Mapping[str, int]) -> None:
+        """Note submitted jobs, and how often each was submitted before; one may have started already."""
+        row = {"pool": self.id, "host": "", "pid": 0, "leaves": 0, "no_progress": 0, "said": ""}
+        with self.database.writing(lasting=False) as connection:
+            for job, count in tries.items():
+                these = (WORKERS.c.pool == self.id) & (WORKERS.c.worker == job)
+                connection.execute(delete(WORKERS).where(these, WORKERS.c.said != ""))
+                if not connection.execute(update(WORKERS).where(these).values(tries=count)).rowcount:
+                    connection.execute(insert(WORKERS).values(row | {"worker": job, "tries": count}))
+
+    @patient
+    def left(self, job: str, said: str, no_progress: int = 0) -> None:
+        """Store how a job has ended; empty: it is in the queue again."""
+        values = {"said": said, "no_progress": no_progress} | ({} if said else {"host": ""})
+        with self.database.writing(lasting=False) as connection:
+            these = (WORKERS.c.pool == self.id) & (WORKERS.c.worker == job)
+            connection.execute(update(WORKERS).where(these).values(values))
+
+    @patient
+    def entries(self) -> dict[str, Entry]:
+        """The jobs that were submitted, and the workers that are in none."""
+        query = select(WORKERS).where(WORKERS.c.pool == self.id, ~WORKERS.c.worker.contains("/"))
+        with self.database.reading() as connection:
+            rows = connection.execute(query.order_by(WORKERS.c.worker)).all()
+        return {row.worker: Entry(row.host, row.pid, row.tries, row.no_progress, row.said) for row in rows}
+
+    @classmethod
+    def lasting(cls, database: Database) -> list[Pool]:
+        """This user's pools that outlive their processes."""
+        query = select(POOLS.c.id).where(POOLS.c.host.is_(None), POOLS.c.user == getpass.getuser())
+        with database.writing(lasting=False) as connection:
+            WORK.create_all(connection)
+            return [cls(database, row.id) for row in connection.execute(query)]
 
     @patient
     def counts(self, prefix: str = "") -> tuple[int, int, bool]:

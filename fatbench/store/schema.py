@@ -195,6 +195,7 @@ POOLS = Table(
     Column("host", Text),  # of the process without which the pool is nothing; None: it outlives any
     Column("pid", Integer),
     Column("process", Text),
+    Column("user", Text, nullable=False),
 )
 POOL_CELLS = Table(
     "pool_cells",
@@ -212,9 +213,12 @@ POOL_WORKERS = Table(
     WORK,
     Column("pool", String(32), ForeignKey("pools.id", ondelete="CASCADE"), primary_key=True),
     Column("worker", NAME, primary_key=True),
-    Column("host", Text, nullable=False),
+    Column("host", Text, nullable=False),  # empty before it starts
     Column("pid", Integer, nullable=False),
     Column("leaves", Integer, nullable=False),
+    Column("tries", Integer, nullable=False),  # how often a job was submitted before
+    Column("no_progress", Integer, nullable=False),  # starts of a job in a row without a finished round
+    Column("said", Text, nullable=False),  # how a job of SLURM has ended, the node of a Ray task
 )
 POOL_REPORTS = Table(
     "pool_reports",

@@ -145,7 +145,7 @@ class Supervisor:
                 self._see_ends(stops := stops or bool(request))
                 self._note_cells(self.pool.taken())
                 look()
-                if request >= 2 or not free + taken or (stops and not self.workers):
+                if request >= 2 or not taken + (0 if stops else free):
                     break
                 if not stops:
                     self._start(free)
@@ -194,7 +194,7 @@ class Supervisor:
         job, holder = self.jobs[taken.cell], Worker(taken.host, taken.pid)
         status: CellStatus | Literal["free"]
         if stops and lost:
-            status, events = "free", list[Event]()
+            status, events = "free", [] if self.prefix else [Event(job.cell, "cell", "interrupted")]
             release(job, self.work.machine, holder)
         elif lost and taken.tries < 2:
             status, events = "free", [Event(job.cell, "train", "interrupted", message=f"{text}: it starts again")]
@@ -249,15 +249,15 @@ def check_interval(machine: Machine) -> float:
 def supervised(
     work: Work,
     slots: Sequence[str],
-    launch: Callable[[Pool], Callable[[str, str], Launched]],
+    launcher: Callable[[Pool, str], Callable[[str, str], Launched]],
     watch: Callable[[int, Event], None],
     stop: Callable[[], int],
     more_slots: Callable[[Sequence[Job]], Sequence[str]] | None = None,
 ) -> dict[str, CellStatus]:
     """Run workers in these slots until all cells have ended, and return each cell's status.
 
-    launch: gives, for a pool, what starts a worker. more_slots: called with the free jobs after each cell's first
-    round; returns the slots, these and new ones.
+    launcher: gives, for a pool and its database, what starts a worker. more_slots: called with the free jobs after each
+    cell's first round; returns the slots, these and new ones.
     """
     jobs = {job.cell: job for job in work.jobs}
     last, started, statuses = 0, set[str](), dict[str, str]()
@@ -265,7 +265,7 @@ def supervised(
         with open_store(work.machine.db) as store:
             store.database.stop = lambda: stop() >= 2  # type: ignore[method-assign]
             pool = Pool.create(store.database, work.text(), list(jobs))
-            supervisor = Supervisor(pool, work, list(slots), launch(pool))
+            supervisor = Supervisor(pool, work, list(slots), launcher(pool, work.machine.db))
 
             def look() -> None:
                 nonlocal last

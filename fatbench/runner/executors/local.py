@@ -63,6 +63,11 @@ def gpu_count() -> int:
         return 0
 
 
+def launcher(pool: Pool, db: str) -> Callable[[str, str], LocalProcess]:
+    """What starts a worker of a pool, from its name and device."""
+    return lambda name, device: LocalProcess(db, pool.id, name, device)
+
+
 class LocalProcess:
     """A worker process on this machine."""
 
@@ -97,8 +102,4 @@ def run(
     more_slots: Callable[[Sequence[Job]], Sequence[str]] | None = None,
 ) -> dict[str, CellStatus]:
     """Work through `jobs` with a process for each slot, and return each cell's status; more_slots: see `supervised`."""
-
-    def launcher(pool: Pool) -> Callable[[str, str], LocalProcess]:
-        return lambda name, device: LocalProcess(machine.db, pool.id, name, device)
-
     return supervised(Work(jobs, machine, fail_fast), slots, launcher, watch, stop, more_slots)

@@ -1,4 +1,4 @@
-"""Run cells as Ray tasks, on the cluster that RAY_ADDRESS names or on one started here for the run.
+"""Run workers as Ray tasks, on the cluster that RAY_ADDRESS names or on one started here for the run.
 
 Every node must see the data, the files folder and the database under the same paths, and have fatbench and the plug-ins
 installed. Several nodes need PostgreSQL as the database. A cell starts once more if its node is lost or its worker is
@@ -17,17 +17,16 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from typing import Any
 
 from fatbench.errors import MachineError, SpecError
-from fatbench.runner.executors import Worker, device_and_jobs, local, record_loss, release, say, this_worker
-from fatbench.runner.jobs import CellStatus, Event, Job, Machine
-from fatbench.runner.worker import attempt
+from fatbench.runner.executors import End, device_and_jobs, local, say, supervised
+from fatbench.runner.jobs import CellStatus, Event, Job, Machine, Work
+from fatbench.runner.worker import take_cells
 from fatbench.store.database import Database
-from fatbench.suite import plugins
+from fatbench.store.pools import Pool
 
-SILENCE = 60.0  # seconds without a task that begins or reports, after which the user is told
+SILENCE = 60.0  # seconds without a task that begins, after which the user is told
 PATIENCE = 3.0  # seconds that a cluster may take to notice that a node is gone
 
 
@@ -72,132 +71,81 @@ def run(
     fail_fast: bool = False,
     note: Callable[[str], None] = say,
 ) -> dict[str, CellStatus]:
-    """Work through `jobs`, as many tasks at a time as there are slots, and return each cell's status."""
+    """Work through `jobs` with a task for each slot, and return each cell's status."""
     ray = _package()
     with _connected(ray, slots):
-        return _run(ray, jobs, machine, slots, watch, stop, fail_fast=fail_fast, note=note)
+
+        def launcher(pool: Pool, db: str) -> Callable[[str, str], RayTask]:
+            tasks = Tasks(ray, pool, 0.0 if slots[0] == "cpu" else 1 / max(Counter(slots).values()), note)
+            return lambda name, device: RayTask(tasks, (db, pool.id, name, "cpu" if device == "cpu" else "cuda:0"))
+
+        return supervised(Work(jobs, machine, fail_fast), slots, launcher, watch, stop)
 
 
-def _run(
-    ray: Any,
-    jobs: Sequence[Job],
-    machine: Machine,
-    slots: Sequence[str],
-    watch: Callable[[int, Event], None],
-    stop: Callable[[], int],
-    *,
-    fail_fast: bool,
-    note: Callable[[str], None],
-) -> dict[str, CellStatus]:
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+class Tasks:
+    """The tasks of a run, each of which is a process; it sees only the GPU that Ray gave it, as cuda:0."""
 
-    on_this_node = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-    board = ray.remote(num_cpus=0, scheduling_strategy=on_this_node)(StatusBoard).remote()  # other nodes may be lost
-    # a task sees only the GPU that Ray gave it, as cuda:0
-    local_machine = replace(machine, device="cpu" if slots[0] == "cpu" else "cuda:0")
-    gpu = 0.0 if slots[0] == "cpu" else 1 / max(Counter(slots).values())
-    task = ray.remote(num_cpus=1, num_gpus=gpu, max_retries=0)(_work)
-    final_task = ray.remote(num_cpus=1, num_gpus=gpu, max_retries=0, max_calls=1)(
-        _work
-    )  # for jobs of plug-ins: the process ends after one task
-    waiting, free_slots = list(jobs), list(range(len(slots)))
-    tasks: dict[Any, tuple[int, Job]] = {}
-    workers: dict[str, tuple[Worker, str]] = {}  # cell -> (worker, its node)
-    restarted: set[str] = set()  # cells that were started once more
-    statuses: dict[str, CellStatus] = {}
-    halted = False
-    last_report = time.monotonic()  # when a task last began or reported
+    def __init__(self, ray: Any, pool: Pool, gpu: float, note: Callable[[str], None]):
+        self.ray, self.pool, self.gpu, self.note = ray, pool, gpu, note
+        # a plug-in may change all of torch, so no process is used again
+        self.remote = ray.remote(num_cpus=1, num_gpus=gpu, max_retries=0, max_calls=1)(_work)
+        self.since = time.monotonic()
 
-    def hear() -> None:
-        nonlocal last_report
-        for slot, item in ray.get(board.take.remote()):
-            last_report = max(last_report, time.monotonic())
-            if isinstance(item, Event):
-                watch(slot, item)
-            else:
-                cell, worker, node = item
-                workers[cell] = worker, node
-
-    def halt() -> None:
-        nonlocal halted
-        if not halted:
-            halted = True
-            waiting.clear()
-            ray.get(board.stop.remote())
-            hear()
-            for reference, (_, job) in tasks.items():
-                if job.cell not in workers:  # its task has not begun
-                    ray.cancel(reference)
-
-    while waiting or tasks:
-        request = stop()
-        if request:
-            halt()
-        if request >= 2:
-            break
-        while waiting and free_slots:
-            slot, job = free_slots.pop(0), waiting.pop(0)
-            has_plugins = plugins.files(job.spec, job.evaluations)  # a plug-in may change all of torch
-            tasks[(final_task if has_plugins else task).remote(slot, job, local_machine, board)] = (slot, job)
-            watch(slot, Event(job.cell, "slot", "given"))
-        ready, _ = ray.wait(list(tasks), timeout=0.2)
-        hear()
-        if time.monotonic() - last_report > SILENCE and (
-            count := sum(job.cell not in workers for _, job in tasks.values())
-        ):
-            last_report = math.inf  # tell the user only once
-            cluster = {name: ray.cluster_resources().get(name, 0) for name in ("CPU", "GPU")}
-            needs = f"1 CPU and {gpu:g} GPU" if gpu else "1 CPU"
-            note(
-                f"{count} Ray tasks have waited {SILENCE:g} s: each needs {needs} of a node; the cluster has"
-                f" {cluster['CPU']:g} CPUs and {cluster['GPU']:g} GPUs in all, and other runs may have them "
-                "(ray status)"
+    def say_if_none_begins(self) -> None:
+        """Tell the user once if all tasks wait for long."""
+        if time.monotonic() - self.since < SILENCE:
+            return
+        self.since = math.inf
+        if not self.pool.entries():
+            cluster = {name: self.ray.cluster_resources().get(name, 0) for name in ("CPU", "GPU")}
+            needs = f"1 CPU and {self.gpu:g} GPU" if self.gpu else "1 CPU"
+            self.note(
+                f"Ray tasks have waited {SILENCE:g} s: each needs {needs} of a node; the cluster has"
+                f" {cluster['CPU']:g} CPUs and {cluster['GPU']:g} GPUs in all, and others may have them (ray status)"
             )
-        for reference in ready:
-            slot, job = tasks.pop(reference)
-            free_slots.append(slot)
-            try:
-                status = ray.get(reference)
-            except ray.exceptions.TaskCancelledError:
-                status = "interrupted"
-            except ray.exceptions.RayError as error:
-                worker, node = workers.pop(job.cell, (None, ""))
-                if job.cell not in restarted and (reason := _retry_reason(ray, error, node)):
-                    restarted.add(job.cell)
-                    if worker is not None:
-                        release(job, machine, worker)
-                    if not halted:
-                        waiting.append(job)
-                        text = f"{reason}: it starts again"
-                        watch(slot, Event(job.cell, "train", "interrupted", message=text))
-                        continue
-                    status = "interrupted"
-                else:
-                    place_text = f" on {worker.host}" if worker else ""
-                    text = f"the Ray worker{place_text} ended: {type(error).__name__}: {str(error).splitlines()[0]}"
-                    lost = [Event(job.cell, "train", "failed", message=text)]
-                    for event in record_loss(job, machine, worker, text) if worker else lost:
-                        watch(slot, event)
-                    status = "failed"
-            statuses[job.cell] = status
-            watch(slot, Event(job.cell, "cell", status))
-            if status == "blocked" or (status == "failed" and fail_fast):
-                halt()
-    for reference in tasks:
-        ray.cancel(reference, force=True)
-    if tasks:
-        ray.wait(list(tasks), num_returns=len(tasks), timeout=10)
-        hear()
-    for _, job in tasks.values():
-        if job.cell in workers:
-            release(job, machine, workers[job.cell][0])
-    for job in jobs:
-        statuses.setdefault(job.cell, "interrupted")
-    return statuses
 
 
-def _retry_reason(ray: Any, error: Exception, node: str) -> str:
-    """Why a task ended that may start once more; empty if its own code failed."""
+class RayTask:
+    """A worker as a task of Ray."""
+
+    def __init__(self, tasks: Tasks, arguments: tuple[str, str, str, str]):
+        self.tasks, self.ray, self.name = tasks, tasks.ray, arguments[2]
+        self.reference = tasks.remote.remote(*arguments)
+
+    def end(self) -> End | None:
+        """How it ended; None while it lives."""
+        self.tasks.say_if_none_begins()
+        if not self.ray.wait([self.reference], timeout=0)[0]:
+            return None
+        try:
+            return End("", blocked=bool(self.ray.get(self.reference)))
+        except self.ray.exceptions.TaskCancelledError:
+            return End("")
+        except self.ray.exceptions.RayError as error:
+            entry = self.tasks.pool.entries().get(self.name)
+            if reason := _lost(self.ray, error, entry.said if entry else ""):
+                return End(reason, lost=True)
+            return End(f"the Ray worker ended: {type(error).__name__}: {str(error).splitlines()[0]}")
+
+    def kill(self) -> None:
+        """End it at once."""
+        self.ray.cancel(self.reference, force=True)
+        self.ray.wait([self.reference], timeout=10)
+
+
+def _work(db: str, pool: str, name: str, device: str) -> int:
+    """The body of a task: a worker, whose node the pool knows."""
+    import ray
+
+    try:
+        take_cells(db, pool, name, device, ray.get_runtime_context().get_node_id())
+    except SystemExit as error:
+        return int(str(error.code))
+    return 0
+
+
+def _lost(ray: Any, error: Exception, node: str) -> str:
+    """Why a task ended whose cell may start once more; empty if its own code failed."""
     if _node_is_gone(ray, error, node):
         return "its Ray node is lost"
     killed = isinstance(error, (ray.exceptions.WorkerCrashedError, ray.exceptions.OutOfMemoryError))
@@ -214,50 +162,6 @@ def _node_is_gone(ray: Any, error: Exception, node: str) -> bool:
             return False
         time.sleep(0.2)
     return True
-
-
-class StatusBoard:
-    """An actor through which tasks report their progress, and the driver asks them to stop."""
-
-    def __init__(self) -> None:
-        self.items: list[tuple[int, Any]] = []
-        self.stopping = False
-
-    def tell(self, slot: int, item: Any) -> None:
-        """Add an event, or (cell, worker, node) when a worker begins a cell."""
-        self.items.append((slot, item))
-
-    def take(self) -> list[tuple[int, Any]]:
-        """Return and forget everything since the last call."""
-        items, self.items = self.items, []
-        return items
-
-    def stop(self) -> None:
-        """Ask the tasks to end after their current round."""
-        self.stopping = True
-
-    def should_stop(self) -> bool:
-        """Whether `stop` was called."""
-        return self.stopping
-
-
-def _work(slot: int, job: Job, machine: Machine, board: Any) -> CellStatus:
-    """Work on one cell: the body of a Ray task."""
-    import ray
-
-    def notify(event: Event) -> None:
-        board.tell.remote(slot, event)
-
-    def stop() -> bool:
-        try:
-            return bool(ray.get(board.should_stop.remote()))
-        except ray.exceptions.RayError:  # the driver is gone, and the board with it
-            return True
-
-    ray.get(board.tell.remote(slot, (job.cell, this_worker(), ray.get_runtime_context().get_node_id())))
-    status: CellStatus = "interrupted" if stop() else attempt(job, machine, notify, stop)
-    stop()  # calls to an actor arrive in order, so every event has arrived after this one
-    return status
 
 
 def _package() -> Any:

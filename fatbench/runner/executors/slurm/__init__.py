@@ -7,9 +7,8 @@
 
     table    the settings of [slurm], and the batch script
     queue    calls SLURM's commands
-    plan     the folder through which a run and its jobs talk
     driver   submits the jobs and follows them
-    worker   the job itself
+    job      the job itself, which keeps workers on its node
 
 There is not one job for each cell, for these reasons. A job that waited for hours works for all of its time. Python and
 torch start only once. Any number of cells can share the few jobs that a site allows. And if a job is lost, any other
@@ -32,7 +31,7 @@ from fatbench.errors import MachineError, SpecError
 from fatbench.runner.executors import device_and_jobs, say
 from fatbench.runner.executors.slurm import queue, table
 from fatbench.runner.executors.slurm.driver import Driver
-from fatbench.runner.jobs import CellStatus, Event, Job, Machine
+from fatbench.runner.jobs import CellStatus, Event, Job, Machine, Work
 from fatbench.store.database import Database
 
 DEFAULT_JOBS = 256  # in the queue, without --jobs
@@ -92,25 +91,26 @@ def run(
     most_jobs = len({*slots}) if device == "cuda" else len(slots)
 
     def statuses_of(
-        jobs: Sequence[Job], slurm_table: dict[str, object], watch: Callable[[int, Event], None]
+        jobs: Sequence[Job], chosen: dict[str, object], device: str, watch: Callable[[int, Event], None]
     ) -> dict[str, CellStatus]:
-        job_device = device if "attacks" in slurm_table else "cuda" if table.wants_gpu(slurm_table) else "cpu"
-        driver = Driver(jobs, machine, slurm_table, job_device, per_gpu, most_jobs, watch, stop, note, fail_fast)
-        return driver()
+        patience = table.warning(chosen) * 2 / 3
+        work = Work(list(jobs), replace(machine, device=device), fail_fast, per_gpu, patience)
+        return Driver(work, chosen, most_jobs, watch, stop, note)()
 
     attacks = table.of_attacks(slurm_table)
     if attacks is None:
-        return Driver(jobs, machine, slurm_table, device, per_gpu, most_jobs, watch, stop, note, fail_fast)()
+        return statuses_of(jobs, slurm_table, device, watch)
 
     def training(slot: int, event: Event) -> None:
         if (event.stage, event.kind) != ("cell", "done"):
             watch(slot, event)
 
-    statuses = statuses_of([replace(job, evaluations=[]) for job in jobs], slurm_table, training)
+    statuses = statuses_of([replace(job, evaluations=[]) for job in jobs], slurm_table, device, training)
     trained = [job for job in jobs if statuses[job.cell] == "done"]
     if stop() or not trained or "blocked" in statuses.values():
         return {cell: "interrupted" if status == "done" else status for cell, status in statuses.items()}
-    return statuses | statuses_of(trained, attacks, watch)
+    attacks_device = "cuda" if table.wants_gpu(attacks) else "cpu"
+    return statuses | statuses_of(trained, attacks, attacks_device, watch)
 
 
 def try_out(device: str | None) -> str:
@@ -123,7 +123,7 @@ def try_out(device: str | None) -> str:
     gpu = device_name == "cuda" or (device_name == "auto" and table.wants_gpu(slurm_table))
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "job.sh"
-        file.write_text(table.script(slurm_table, "cuda" if gpu else "cpu", Path(folder)))
+        file.write_text(table.script(slurm_table, "cuda" if gpu else "cpu", ""))
         try:
             return queue.try_out(file, queue.clean_environment())
         except queue.SubmissionRefused as error:

@@ -9,7 +9,6 @@ import re
 import shlex
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 
 from fatbench.errors import SpecError, did_you_mean
 
@@ -121,8 +120,8 @@ def warning(table: Mapping[str, object]) -> int:
     return int(str(table.get("warning", min(WARNING, int(15 * minutes(table.get("time", MINUTES)))))))
 
 
-def script(table: Mapping[str, object], device: str, folder: Path) -> str:
-    """The batch script of a job. folder: that of the run.
+def script(table: Mapping[str, object], device: str, pool: str) -> str:
+    """The batch script of a job. pool: that of the run.
 
     A job that has work left ends with REQUEUE_CODE and is queued again, unless SLURM has already ended it.
     """
@@ -142,7 +141,7 @@ def script(table: Mapping[str, object], device: str, folder: Path) -> str:
     # newer versions of srun do not take over the number of cores from sbatch
     step = ["srun", "--ntasks=1", f"--cpus-per-task={options.get('cpus', options.get('cpus-per-task', 1))}"]
     python = shlex.split(str(own_keys["python"] or "")) or [sys.executable]
-    work = [*step, *_lines(own_keys["srun"]), *python, "-m", f"{__package__}.worker", str(folder)]
+    work = [*step, *_lines(own_keys["srun"]), *python, "-m", f"{__package__}.job", pool]
     return "\n".join([
         "#!/bin/bash", *lines, "set -e", *_lines(own_keys["setup"]), "set +e",
         "trap : TERM",  # preemption sends TERM: the work ends by itself, and the shell waits for its exit code
