@@ -457,9 +457,12 @@ def weights_go_with_the_client(kind: str, name: str) -> None:
 
 def rows_of_finite_weights(kind: str, name: str) -> None:
     """W is (m', m) in float64 on the CPU, finite, with weights in each row; the inner products stay as they are."""
-    rows = _call_preaggregator(member(kind, name))
-    well_formed = rows.ndim == 2 and rows.shape[1] == 7 and len(rows) >= 1 and rows.dtype == torch.float64
-    expect(well_formed, f"W is {tuple(rows.shape)} {rows.dtype}, not (m', 7) torch.float64")
+    rows, makes = _call_preaggregator(member(kind, name)), getattr(entry_of(member(kind, name)), "makes", None)
+    made = 7 if makes is None else ask(makes, member(kind, name), 7)
+    well_formed = tuple(rows.shape) == (made, 7) and rows.dtype == torch.float64
+    expect(
+        well_formed, f"W is {tuple(rows.shape)} {rows.dtype}, not ({made}, 7) torch.float64: `makes` of its entry says"
+    )
     expect(bool(rows.isfinite().all()), "a row is not finite")
     gram = torch.eye(7, dtype=torch.float64)
     member(kind, name)(gram, generator(0, "preaggregate"))

@@ -27,7 +27,7 @@ from fatbench.methods.robust_aggregators import (
     mixed,
     squared_distances,
 )
-from fatbench.suite.entry import AggregatorEntry, Entry, ask, entry_of
+from fatbench.suite.entry import AggregatorEntry, Entry, PreAggregatorEntry, ask, entry_of
 from fatbench.suite.facts import Facts
 from fatbench.suite.types import Aggregator, Count, Natural, Positive, PreAggregator
 
@@ -52,9 +52,8 @@ def bucketing(gram: Tensor, generator: Generator, *, size: Count = 2) -> Tensor:
     Source: Karimireddy et al. 2022.
     """
     order = torch.randperm(len(gram), generator=generator, device=generator.device).cpu()
-    buckets = order.split(size)
-    rows = torch.zeros(len(buckets), len(gram), dtype=gram.dtype)
-    for row, members in zip(rows, buckets, strict=True):
+    rows = torch.zeros(buckets(len(gram), size=size), len(gram), dtype=gram.dtype)
+    for row, members in zip(rows, order.split(size), strict=True):
         row[members] = 1 / len(members)
     return rows
 
@@ -82,9 +81,13 @@ def arc(gram: Tensor, generator: Generator, *, byzantine: Natural) -> Tensor:
     return at_most(float(norms.sort().values[clients - clipped - 1]), norms).diag()
 
 
+def buckets(uploads: int, *, size: Count) -> int:
+    return -(-uploads // size)
+
+
 PREAGGREGATORS: dict[str, Callable[..., Tensor]] = {
     "nnm": Entry(nnm, refuse=(is_minority,), cites=("allouah2023nnm",)),
-    "bucketing": Entry(bucketing, cites=("karimireddy2022",)),
+    "bucketing": PreAggregatorEntry(bucketing, makes=buckets, cites=("karimireddy2022",)),
     "clip": clip,
     "arc": Entry(arc, refuse=(is_minority,), cites=("allouah2024",)),
 }
@@ -174,10 +177,9 @@ class _Made:
     """A cell's facts, with the number of uploads that a pre-aggregator makes in place of that of clients."""
 
     def __init__(self, cell: Facts, pre: PreAggregator) -> None:
-        self.cell, self.cohort = cell, cell.cohort
-        # too many malicious clients are refused by the pre-aggregator itself
-        if 2 * getattr(pre, "keywords", {}).get("byzantine", 0) < cell.cohort:
-            self.cohort = len(pre(torch.eye(cell.cohort, dtype=torch.float64), torch.Generator()))
+        entry = entry_of(pre)
+        makes = entry.makes if isinstance(entry, PreAggregatorEntry) else None
+        self.cell, self.cohort = cell, cell.cohort if makes is None else ask(makes, pre, cell.cohort)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.cell, name)

@@ -132,6 +132,13 @@ class AggregatorEntry(Entry):
 
 
 @dataclass(frozen=True, eq=False)
+class PreAggregatorEntry(Entry):
+    """makes: (uploads, *, settings) -> how many it makes of so many uploads; None: as many."""
+
+    makes: Callable[..., int] | None = None
+
+
+@dataclass(frozen=True, eq=False)
 class AttackEntry(Entry):
     """role: "natural" leaves images as they are, a "corruption" changes them without using a model.
 

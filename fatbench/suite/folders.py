@@ -49,13 +49,15 @@ PAPERS = {
     "fat-bounds": "Comparisons of our own",
     "fat-variance": "Comparisons of our own",
     "fat-byzantine": "Comparisons of our own",
+    "fat-adaptive": "Comparisons of our own",
     "fat-transfer": "Comparisons of our own",
     "privacy": "Comparisons of our own",
     "vit": "Networks that other suites begin with",
 }
 CITES = {  # first words of a suite's name -> papers of what it combines, beside those of its functions
     "fat-baselines": ("wong2020",), "fat-bounds": ("wong2020",), "fat-byzantine": ("zizzo2020",),
-    "privacy-robust": ("zhang2022",), "vit-s-half": ("sawada2024",),
+    "fat-adaptive": ("zizzo2020", "kim2023"), "privacy-robust": ("zhang2022",),
+    "vit-s-half": ("sawada2024",),
 }  # fmt: skip
 LINKS = {  # paper -> {kind of link: URL}; docs/references.md has the same
     "SFAT (Zhu et al., ICLR 2023)": {"code": "https://github.com/ZFancy/SFAT"},
