@@ -59,7 +59,7 @@ def print_rows(
     console: Console, columns: Sequence[str], rows: Sequence[Sequence[str]], right_aligned: Sequence[str] = ()
 ) -> None:
     """A table, one line a row. If it is too wide, what all rows share is said once above it, then texts are cut."""
-    widths = {i: max(len(column), *(len(row[i]) for row in rows)) for i, column in enumerate(columns)}
+    widths = {i: max(map(len, (column, *(row[i] for row in rows)))) for i, column in enumerate(columns)}
 
     def excess() -> int:
         return sum(widths.values()) + 2 * (len(widths) - 1) - console.width
