@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fatbench.suite import sources
-from fatbench.suite.reach import digest, reach
+from fatbench.suite.reach import _read, digest, reach
 
 PLUGIN = '''"""A method."""
 import functools
@@ -175,3 +176,18 @@ def test_a_digest_changes_with_what_is_reached(place: Path, file: str, was: str,
 def test_modules_that_import_each_other_end(place: Path) -> None:
     (place / "helper.py").write_text(HELPER.replace("return second(x)", "import mine\n    return mine(x)"))
     assert len(set(digests(place).values())) == len(NAMES)
+
+
+def test_the_text_of_a_definition_is_the_same_in_every_version_of_python() -> None:
+    """Quotes of an f-string, and whether its format has an empty end, differ between versions."""
+    source = """def f(a: int, *, b=2) -> str:
+    "Prose."
+    c: list = [a for d in range(b)]
+    return f"{c['x']:>{b}} {a!r}" + G
+"""
+    text, names, _ = _read(ast.parse(source).body[0])
+    assert text == (
+        "def f(a, *, b=2):\n    _0 = [a for _1 in range(b)]\n"
+        "    return [(_0['x'], -1, ['>', (b, -1, None)]), ' ', (a, 114, None)] + G"
+    )
+    assert names == {"range", "G"}

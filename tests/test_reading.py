@@ -260,6 +260,7 @@ def test_an_installed_package_counts_with_its_version_and_its_files(place, monke
         assert versions.changed([job()], store) == {}
         for version, skew in (("1.1", "1.0"), ("1.0", "50.0")):
             install(place, version, skew)
+            plugin_reads._package_version.cache_clear()
             (place / "site-packages" / "bare.py").write_text("")
             (reason,) = versions.changed([job()], store)[job().cell]["train"]
             assert reason.words.startswith("another package labtools of mine.py [1.0+")

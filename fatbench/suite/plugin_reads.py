@@ -25,9 +25,10 @@ import stat
 import sys
 import sysconfig
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from functools import cache, wraps
+from functools import cache, lru_cache, wraps
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -143,6 +144,11 @@ def _slow_digest(name: str, value: bytes) -> str:
 
 def package_version(name: str) -> str:
     """The version of an installed package and a digest of its files, its data among them; "" if there is none."""
+    return _package_version(name, int(time.monotonic()))
+
+
+@lru_cache(64)  # thousands of stages ask at once
+def _package_version(name: str, _: int) -> str:
     try:
         found = importlib.metadata.distribution(name)
     except importlib.metadata.PackageNotFoundError:

@@ -229,6 +229,14 @@ class _Plain(ast.NodeTransformer):
     def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST:
         return self.generic_visit(ast.Assign([node.target], node.value, lineno=0) if node.value else ast.Pass())
 
+    def visit_JoinedStr(self, node: ast.JoinedStr) -> ast.AST:  # whose quotes differ between versions of Python
+        values = [value for value in node.values if not (isinstance(value, ast.Constant) and value.value == "")]
+        return ast.List([self.visit(value) for value in values], ast.Load())
+
+    def visit_FormattedValue(self, node: ast.FormattedValue) -> ast.AST:
+        spec = ast.Constant(None) if node.format_spec is None else self.visit(node.format_spec)
+        return ast.Tuple([self.visit(node.value), ast.Constant(node.conversion), spec], ast.Load())
+
     def visit_Nonlocal(self, node: ast.Nonlocal) -> ast.AST:  # of a function that may stand here alone
         return ast.Global([*node.names, "_nonlocal"])
 
@@ -256,9 +264,11 @@ def _read(node: ast.AST) -> tuple[str, set[str], set[str]]:
     names = {symbol.get_name() for _, symbol in symbols if symbol.is_global() and symbol.is_referenced()}
     nodes = [*ast.walk(node)]
     if isinstance(node, Definition) and not names & OPAQUE:
-        fixed = {symbol.get_name() for kind, symbol in symbols if str(kind).lower().endswith(("module", "class"))}
-        fixed |= {
-            s.get_name() for _, s in symbols if s.is_global() or s.is_parameter() or s.is_imported() or s.is_namespace()
+        fixed = {
+            symbol.get_name()
+            for kind, symbol in symbols
+            if str(kind).lower().endswith(("module", "class"))
+            or any((symbol.is_global(), symbol.is_parameter(), symbol.is_imported(), symbol.is_namespace()))
         }
         fixed |= {getattr(n, key) for n in nodes for key in ("name", "rest") if hasattr(n, key)}
         variables = [inner for inner in nodes if isinstance(inner, ast.Name) and inner.id not in fixed]
