@@ -51,7 +51,7 @@ def smoke(bench: Bench, suite: str) -> Found:
 
 
 def nin(bench: Bench, variant: str) -> Found:
-    """One batch of five clients' AT of NIN: seconds, image passes a second, where the time goes."""
+    """One batch of five clients' AT of NIN: seconds, steps of an image a second, where the time goes."""
     path, precision = VARIANTS[variant]
     if precision == "tf32" and not bench.gpu:
         return {"said": "not here: a CPU has no TF32"}
@@ -74,7 +74,11 @@ def nin(bench: Bench, variant: str) -> Found:
     times = {one.key: one.self_device_time_total or one.self_cpu_time_total for one in averages}
     calls = sum(one.count for one in averages if "Launch" in one.key)
     largest = ", ".join(f"{key} {us / 1e3:.1f} ms" for key, us in sorted(times.items(), key=lambda t: -t[1])[:5])
-    return {"said": f"{rate:.0f} passes/s; {calls} launches; {largest}", "passes_per_second": rate, "seconds": seconds}
+    return {
+        "said": f"{rate:.0f} steps of an image/s; {calls} launches; {largest}",
+        "steps_per_second": rate,
+        "seconds": seconds,
+    }
 
 
 def auto(bench: Bench) -> Found:

@@ -112,13 +112,14 @@ def at_nin(bench: Bench) -> Lines:
     acts |= {name: functools.partial(ours, name) for name in ways if name != "reference" or bench.quick}
     seconds, results = interleaved(bench.device, acts, bench.repeats(3), theirs="plain")
     operations = counters.flops(functools.partial(ours, "loop"))
-    passes = clients * batches * 32 * 11
+    steps = clients * batches * 32 * 11  # of PGD and the update
     work = f"AT round, NIN, {clients} clients, PGD-10, batch 32, {batches} batches each"
     best = "graphs" if bench.gpu else "loop"
-    rate = {name: passes / statistics.median(times) for name, times in seconds.items()}
+    rate = {name: steps / statistics.median(times) for name, times in seconds.items()}
 
     def note(name: str) -> str:
-        said = f"{rate[name]:.0f} passes/s against {rate['plain']:.0f}; {NOISE}: {apart(results, 'plain', name, start)}"
+        said = f"{rate[name]:.0f} steps of an image/s against {rate['plain']:.0f}"
+        said += f"; {NOISE}: {apart(results, 'plain', name, start)}"
         said += f"; {_most(bench, operations, name, statistics.median(seconds['plain']))}"
         idle = name == "bf16" and not bench.gpu and not amx()
         return f"{said}; the goal of 5x is for a CPU with AMX, which this one has not" if idle else said

@@ -23,7 +23,7 @@ def rehearsal(folder: Path) -> Bench:
 @pytest.mark.parametrize(
     ("item", "said"),
     [
-        ("a batch of NIN, loop bf16", "passes/s"),
+        ("a batch of NIN, loop bf16", "steps of an image/s"),
         ("a batch of NIN, loop tf32", "a CPU has no TF32"),
         ("choice of auto", "auto takes loop; not here"),
         ("steps recorded, bf16", "a CPU repeats no recorded steps"),

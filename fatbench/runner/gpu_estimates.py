@@ -1,11 +1,13 @@
 """Estimate how fast a GPU is on which nothing was run yet, from its data sheet and counts of operations and kernels.
 
-An image pass takes as long as its arithmetic or as starting its kernels, whichever is longer:
+A pass of an image, forward or backward, takes as long as its arithmetic or as starting its kernels, whichever is
+longer, since the CPU starts them. In a recorded step the GPU does, between them, and both add up:
 
-    seconds = max(operations / (FRACTION * rate), kernels * LAUNCH / images at once)
+    loop      seconds = max(operations / (FRACTION * rate), kernels * LAUNCH / images at once)
+    graphs    seconds = operations / (FRACTION * rate) + kernels * REPLAY / images at once
 
 The constants were measured on one NVIDIA H200 (results/bench/h200.md) and are assumed for other GPUs. The estimate can
-tell an hour from a week, and whether recording steps pays (path auto).
+tell an hour from a week, and whether recording steps pays (path auto). docs/gpu.md has where it is off.
 """
 
 from __future__ import annotations
@@ -131,14 +133,27 @@ def speeds(cells: Iterable[Cell], gpu: str, precision: str, attacks: str | None,
             continue
         flops, kernels = counts
         way = path_for(spec, precision, gpu) if path == settings.AUTO else path
-        launch = REPLAY if way == "graphs" else LAUNCH
-        training[kind(spec)] = max(flops / rate, kernels * launch / cost.images_at_once(spec))
+        training[kind(spec)] = _seconds(flops, rate, kernels / cost.images_at_once(spec), way)
         chunk = min((evaluation.batch for evaluation in cell.evaluations), default=1)
-        passes[net] = max(flops / attacking, kernels * LAUNCH / chunk, passes.get(net, 0.0))
-        monitoring[net] = max(flops / rate, kernels * LAUNCH / chunk, monitoring.get(net, 0.0))
+        passes[net] = max(_seconds(flops, attacking, kernels / chunk, "loop"), passes.get(net, 0.0))
+        monitoring[net] = max(_seconds(flops, rate, kernels / chunk, "loop"), monitoring.get(net, 0.0))
         if attacks == "bf16":
             autoattack[net] = max(flops / float32, passes[net])
     return Speeds(training=training, passes=passes, autoattack=autoattack, monitoring=monitoring)
+
+
+def _seconds(operations: float, rate: float, kernels: float, path: str) -> float:
+    """Seconds of a pass of an image. kernels: those of a batch, shared among its images. rate: operations a second."""
+    arithmetic = operations / rate
+    return arithmetic + kernels * REPLAY if path == "graphs" else max(arithmetic, kernels * LAUNCH)
+
+
+def step_seconds(spec: Mapping[str, Any], gpu: str, precision: str, path: str, images: int) -> float:
+    """Seconds that a pass forward and one back of a batch of so many images are estimated to take together."""
+    if (counts := count(spec)) is None:
+        raise SpecError("the size of the images is not known")
+    flops, kernels = counts
+    return 2 * images * _seconds(flops, FRACTION[precision] * GPUS[gpu][precision], kernels / images, path)
 
 
 def count(spec: Mapping[str, Any]) -> tuple[float, float] | None:
