@@ -5,9 +5,13 @@ The suite extends the other, so that it asks for the same cells: numbers of them
 
 from __future__ import annotations
 
-import re
+import io
+import json
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
+
+from ruamel.yaml import YAML
 
 from fatbench.api.making import points_with
 from fatbench.errors import SpecError
@@ -134,22 +138,10 @@ def _block(sections: Mapping[str, Any]) -> Iterator[str]:
                     indent = "  "
 
 
-PLAIN = re.compile(r"[A-Za-z][\w/ .()+-]*(?<! )")  # what YAML reads as it stands, in a mapping in braces too
-
-
 def _flow(value: Any) -> str:
     """A value on one line of YAML."""
-    if isinstance(value, Mapping):
-        return f"{{{', '.join(f'{_flow(k)}: {_flow(v)}' for k, v in value.items())}}}"
-    if isinstance(value, list | tuple):
-        return f"[{', '.join(map(_flow, value))}]"
-    if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
-    if isinstance(value, int | float):
-        return repr(value)
-    text = str(value)
-    is_plain = re.fullmatch(r"[\d.]+e?-?\d*/?\d+", text) if "/" in text else PLAIN.fullmatch(text)
-    if is_plain and text.lower() not in ("null", "true", "false", "yes", "no", "on", "off", "nan", "inf"):
-        return text
-    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
-    return f'"{escaped}"'
+    yaml: Any = YAML(typ="safe", pure=True)
+    yaml.default_flow_style, yaml.width, yaml.sort_base_mapping_type_on_output = True, sys.maxsize, False
+    stream = io.StringIO()
+    yaml.dump(json.loads(json.dumps(value)), stream)
+    return stream.getvalue().removesuffix("...\n").rstrip()

@@ -159,13 +159,6 @@ def planned_cell(begin: str) -> tuple[Suite, str, str]:
     return next(iter(found.values()))
 
 
-def plan_in(name: str, preset: str | None, where: list[str] | None, store: Store | None) -> tuple[Suite, Plan]:
-    """A suite and the plan to look at: the preset asked for, else the first that has been run, else paper."""
-    from fatbench import api
-
-    return api.planned_suite(name, preset, None, where, store)
-
-
 def cell_in(store: Store | None, cell: str) -> str:
     """The id of the cell (or, written with "~", the replicate) whose id begins so. NothingMatched: none has.
 

@@ -8,7 +8,6 @@ from typing import Annotated
 from fatbench.cli import completing
 from fatbench.cli.common import known_format, name_list, print_json
 from fatbench.cli.options import Argument, Format, Metric, Option, Preset, Select, Where
-from fatbench.cli.reporting import checkpoint
 from fatbench.errors import SpecError
 
 
@@ -49,12 +48,11 @@ def compare(
     from fatbench.report import contrasts, sentences
 
     known_format(format, ("text", "json"))
-    chosen_checkpoint = checkpoint(select)
     if b is None:
         _refuse_missing_b(a, suite)
         if metric:
             raise SpecError("--metric needs A and B: what a suite declares says its metrics")
-        plan, families = declared_families(a, preset, None, where, chosen_checkpoint, groups=groups, db=None)
+        plan, families = declared_families(a, preset, None, where, select, groups=groups, db=None)
         if format == "json":
             print_json({
                 "suite": plan.suite, "preset": plan.preset, "checkpoint": select,
@@ -68,7 +66,7 @@ def compare(
             print("\n".join(text for *_, text in families), end="")
         return
     comparison = api.compare(
-        a, b, suite=suite, metric=name_list(metric), preset=preset, where=where, select=chosen_checkpoint,
+        a, b, suite=suite, metric=name_list(metric), preset=preset, where=where, select=select,
         groups=groups,
     )  # fmt: skip
     if format == "json":

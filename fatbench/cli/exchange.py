@@ -18,7 +18,6 @@ from fatbench.cli.common import (
     format_of,
     is_suite,
     known_format,
-    plan_in,
     print_json,
     print_or_write,
     say_written,
@@ -82,7 +81,7 @@ def export(
     cells: dict[str, None] = {}
     with working("writing results") if output is not None else contextlib.nullcontext(), opened(None) as store:
         for name in names:  # before the database: a misspelt name is said first
-            plan = plan_in(name, preset, where, store)[1]
+            plan = api.planned_suite(name, preset, None, where, store)[1]
             cells |= dict.fromkeys(cell.id for cell in plan.to_run())
             if store is not None and not store.known_cells(cells):
                 raise NothingMatched(f"no cells of {plan.suite} (preset {plan.preset}) in {store.database.shown}")
@@ -166,7 +165,9 @@ def import_(
     label: Annotated[
         list[str] | None, Option("--label", metavar="PAPER=OURS", help="Map the paper's name to ours.")
     ] = None,
-    select: opt.Select = "unknown",
+    select: Annotated[
+        str, Option("--select", metavar="WHICH", help="Checkpoint: last, best-val or best-test.")
+    ] = "unknown",
     unit: Annotated[
         str | None, Option("--unit", metavar="UNIT", help="Of the paper's numbers: percent or plain.")
     ] = None,

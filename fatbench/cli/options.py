@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -11,8 +11,13 @@ from fatbench import hub
 from fatbench.cli import completing
 from fatbench.cli.completing import one_of
 from fatbench.cli.helping import option_of
-from fatbench.errors import SpecError
+from fatbench.errors import SpecError, did_you_mean
 from fatbench.settings import AUTO, PRECISIONS
+
+if TYPE_CHECKING:
+    from fatbench.store.selection import Checkpoint
+else:  # what typer reads
+    Checkpoint = str
 
 Option, Argument = typer.Option, typer.Argument
 CELL = "the first letters of a cell's id"
@@ -37,6 +42,15 @@ def output_folder(output: Path | None) -> Path | None:
         if is_other or str(output) == "-" or hub.address(output) is not None:
             raise SpecError("expected a folder, for several files are written", option=f"o {output}")
     return output
+
+
+def checkpoint(select: str) -> str:
+    """The checkpoint that `--select` names. SpecError: there is none of this name."""
+    from fatbench.suite.model import CHECKPOINTS
+
+    if select not in CHECKPOINTS:
+        raise SpecError(f"no checkpoint is named '{select}'{did_you_mean(select, CHECKPOINTS)}", option="select")
+    return select
 
 
 def precisions(text: str | None) -> tuple[str | None, str | None]:
@@ -108,9 +122,9 @@ Metric = Annotated[
 ]
 By = Annotated[str | None, Option("--by", metavar="AXES", help="A row or line for each label of these axes.")]
 Select = Annotated[
-    str,
+    Checkpoint,
     Option(
-        "--select", metavar="WHICH", help="Checkpoint: last, best-val or best-test.",
+        "--select", metavar="WHICH", help="Checkpoint: last, best-val or best-test.", callback=checkpoint,
         autocompletion=one_of("last", "best-val", "best-test"),
     ),
 ]  # fmt: skip

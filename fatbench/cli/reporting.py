@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from contextlib import suppress
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any
 
 from fatbench import settings
 from fatbench.cli import completing
@@ -16,17 +16,16 @@ from fatbench.cli.common import (
     is_suite,
     known_format,
     name_list,
-    plan_in,
     print_json,
     print_or_write,
     write_text,
 )  # fmt: skip
 from fatbench.cli.options import Argument, Option, formats
-from fatbench.errors import FatbenchError, NothingMatched, SpecError, did_you_mean
+from fatbench.errors import FatbenchError, NothingMatched, SpecError
 from fatbench.store.opening import opened
 
 if TYPE_CHECKING:
-    from fatbench.store.selection import Checkpoint
+    pass
 
 TABLES = ("markdown", "latex", "csv", "json", "html", "terminal")
 DRAWN = ("pdf", "svg", "png", "csv")
@@ -51,6 +50,7 @@ def status(
 
     Example: fatbench status fat-baselines --watch
     """
+    from fatbench import api
     from fatbench.cli import show
     from fatbench.report.numbers import doubts, sql_tables, stored
     from fatbench.runner import labels, progress, versions, waiting
@@ -61,7 +61,7 @@ def status(
             raise SpecError("--watch: name the suite to watch" if name is None else "--watch prints text, not json")
         from fatbench.cli import watch as watching
 
-        watching.watch_plan(name, lambda store: plan_in(name, preset, where, store)[1], EVERY)
+        watching.watch_plan(name, lambda store: api.planned_suite(name, preset, None, where, store)[1], EVERY)
         return
     if name is None and (preset or where):
         raise SpecError("--preset and -k need a suite: fatbench status NAME")
@@ -73,7 +73,7 @@ def status(
             else:
                 show.all_status(counts)
             return
-        suite, plan = plan_in(name, preset, where, store)
+        suite, plan = api.planned_suite(name, preset, None, where, store)
         if store is not None:
             with suppress(FatbenchError):  # one who may only read the database
                 labels.mark_current(suite, plan.preset, store)
@@ -100,15 +100,6 @@ def status(
         running = [row.cell.id for row in rows if row.status == "running"]
         for line in waiting.holders_of(running, store) if store is not None else ():
             print(line)
-
-
-def checkpoint(select: str) -> Checkpoint:
-    """What --select names. SpecError: no such checkpoint."""
-    from fatbench.suite import model
-
-    if select not in model.CHECKPOINTS:
-        raise SpecError(f"no checkpoint is named '{select}'{did_you_mean(select, model.CHECKPOINTS)}", option="select")
-    return cast("Checkpoint", select)
 
 
 def _render_options(format: str, width: str | None) -> dict[str, str]:
@@ -176,7 +167,7 @@ def report(
         raise SpecError("--differences needs a metric: --differences --metric pgd20")
     columns = metrics if len(metrics) > differences else []
     made = api.table(
-        names or (), table or None, rows=name_list(by), columns=columns, preset=preset, select=checkpoint(select),
+        names or (), table or None, rows=name_list(by), columns=columns, preset=preset, select=select,
         published=published != "none", where=where,
         with_evaluated=settings.switch("report.evaluated"), notes=style.pop("notes", None),
         digits=settings.number("report.digits", 2, 0, 6),
@@ -226,7 +217,7 @@ def plot(
     from fatbench.report.figures import series
 
     format = known_format(format or settings.setting("plot.format") or "pdf", DRAWN)
-    chosen_checkpoint, inches, serif = checkpoint(select), _inches(width), settings.switch("plot.serif")
+    inches, serif = _inches(width), settings.switch("plot.serif")
     metrics, is_own = name_list(metric), x is not None or metric is not None or by is not None
     names = [target for target in targets or () if is_suite(target)]
     cells = [target for target in targets or () if target not in names]
@@ -243,7 +234,7 @@ def plot(
 
             id = cell_in(store, cell)
             assert store is not None
-            plots += adhoc_figures.curves(store, id, metrics, chosen_checkpoint)
+            plots += adhoc_figures.curves(store, id, metrics, select)
         for name in names:
             chosen_suite, plan = api.plan_read(name, preset, None, where, store)
             if figure == "forest":
@@ -252,12 +243,12 @@ def plot(
                 if store is None or not store.known_cells(planned.id for planned in plan.cells):
                     reason = api.why_empty(plan, store, None)
                     raise NothingMatched(f"no figure of '{plan.suite}' can be drawn: {reason}")
-                drawn: Any = {"select": chosen_checkpoint, "width": inches, "serif": serif}
+                drawn: Any = {"select": select, "width": inches, "serif": serif}
                 print(
                     reporting.draw_forest(plan, store, output or FIGURES, format, families=chosen_suite.tests, **drawn)
                 )
                 continue
-            plots += api.plots_of(chosen_suite, plan, store, figure, x, metrics, name_list(by), chosen_checkpoint)
+            plots += api.plots_of(chosen_suite, plan, store, figure, x, metrics, name_list(by), select)
     if figure == "forest":
         return
     called = "-".join(dict.fromkeys(plot.suite for plot in plots)) or "no"

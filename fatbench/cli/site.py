@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from fatbench import packed, whole_file
 from fatbench.cli import completing
-from fatbench.cli.common import FIGURES, plan_in, working
+from fatbench.cli.common import FIGURES, working
 from fatbench.cli.options import Argument, Option, OutputFolder, Select, Watched
-from fatbench.cli.reporting import checkpoint
 from fatbench.errors import NothingMatched, SpecError
 from fatbench.store.opening import opened
 
@@ -45,7 +44,6 @@ def site(
     """
     if output is None:
         raise SpecError("say where with -o FOLDER")
-    chosen_checkpoint = checkpoint(select)
     requested = what or []
     files = [Path(item) for item in requested if item == "-" or item.endswith(packed.RESULTS)]
     suites = [item for item in requested if Path(item) not in files]
@@ -56,7 +54,7 @@ def site(
     images = next(filter(Path.is_dir, [*(file.parent / "figures" for file in files), FIGURES]), None)
     idle = 0
     while True:
-        running = _write(files, suites, output, images, chosen_checkpoint, EVERY if watch else 0)
+        running = _write(files, suites, output, images, select, EVERY if watch else 0)
         if show:
             webbrowser.open((output / "index.html").resolve().as_uri())
             show = False
@@ -64,7 +62,7 @@ def site(
             break
         time.sleep(EVERY)
     if watch:
-        _write(files, suites, output, images, chosen_checkpoint, 0)  # pages that no longer ask for newer ones
+        _write(files, suites, output, images, select, 0)  # pages that no longer ask for newer ones
 
 
 EVERY = 60  # seconds between two looks
@@ -76,7 +74,7 @@ def _write(
     suites: list[str],
     output: Path,
     images: Path | None,
-    chosen_checkpoint: Checkpoint,
+    select: Checkpoint,
     refresh_seconds: int,
 ) -> bool:
     """Write the pages once; returns whether a cell of them runs. refresh_seconds: how often a browser reads them."""
@@ -91,20 +89,20 @@ def _write(
         store = stack.enter_context(opened(files or None))
         if store is None:
             for name in suites:
-                plan_in(name, None, None, None)  # a misspelt name is said first
+                api.planned_suite(name, None, None, None, None)  # a misspelt name is said first
             raise NothingMatched(api.why_empty(None, None, None))
-        suite_parts, problems = suite_parts_of(store, suites, chosen_checkpoint)
+        suite_parts, problems = suite_parts_of(store, suites, select)
         if not suite_parts:
             raise NothingMatched("; ".join(problems) or api.why_empty(None, store, files or None))
         folder = None if files else settings.files_folder(settings.database())
 
         def read(suite_part: Part) -> pages.Content:
             say(f"page of {suite_part.plan.suite}, of {len(suite_parts)} suites")
-            return pages.content([suite_part], store, select=chosen_checkpoint, files=folder, images=images)
+            return pages.content([suite_part], store, select=select, files=folder, images=images)
 
         def boards() -> list[Board]:
             say("index")
-            return pages.boards_of(suite_parts, store, chosen_checkpoint)
+            return pages.boards_of(suite_parts, store, select)
 
         written_files, removed_files = pages.site(
             suite_parts, read, boards, output, problems, provenance.short_version(), refresh_seconds
