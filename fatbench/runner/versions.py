@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import select
@@ -19,7 +19,7 @@ from fatbench.store.inputs import Inputs, Reason, last_models, stored_inputs
 from fatbench.store.rows import fetch
 from fatbench.store.schema import RUNS, STAGES
 from fatbench.store.stage_names import parsed
-from fatbench.suite import plugins, weights
+from fatbench.suite import plugins
 from fatbench.suite.facts import data_keys
 
 if TYPE_CHECKING:
@@ -39,82 +39,38 @@ def changed(jobs: Sequence[Job], store: Store, fingerprints: Mapping[str, str] |
     fingerprints: those of data sets that were just read, by `data_keys`; None for those that the newest run saw.
     """
     known_data = store.seen_data() if fingerprints is None else {**store.seen_data(), **fingerprints}
-    origins = {item.cell for job in jobs for item in _origins(job) if item.cell}
-    origins |= {cell for job in jobs if (cell := weights.trained_by(job.spec)) is not None}
-    rows = store.stages(sorted({*(job.cell for job in jobs), *origins}))
-    by_cell: dict[str, dict[str, Any]] = {}
-    for (cell, stage), row in rows.items():
-        by_cell.setdefault(cell, {})[stage] = row
+    job_cells = {job.cell for job in jobs}
     # a filter may have left out cells whose models attacks are computed on
-    all_jobs = [*jobs, *_origin_jobs(jobs, rows)]
+    origins = {
+        item.origin.cell: item.origin.spec for job in jobs for item in job.evaluations if item.origin is not None
+    }
+    left_out = [cell for cell, spec in origins.items() if cell and spec and cell not in job_cells]
+    all_jobs = [*jobs, *(Job(cell, origins[cell], [], [], "", "") for cell in left_out)]
     answered = stored_inputs(store.database, [job.cell for job in all_jobs])
-    models = last_models(store.database, answered.values())
-    result: dict[str, dict[str, Sequence[Reason]]] = {}
-    for job in all_jobs:
-        data = inputs.of_data(data_keys(job.spec), known_data)
-        evaluations = {evaluation.id: [evaluation] for evaluation in job.evaluations}
-        for stage, row in by_cell.get(job.cell, {}).items():
-            used = [] if stage == "train" else evaluations.get(parsed(stage).evaluation)
-            if used is None or (job.cell, stage) not in answered or not (row.status == "done" or row.round):
-                continue
-            earlier = answered[job.cell, stage]
+    rows = store.stages([job.cell for job in all_jobs])
+    known: dict[tuple[str, str], tuple[Mapping[str, str], Mapping[str, Any]]] = {}  # what is known of a stage today
+    jobs_by_cell = {job.cell: job for job in all_jobs}
+    for (cell, stage), row in rows.items():
+        job, evaluation = jobs_by_cell[cell], parsed(stage).evaluation
+        used = [item for item in job.evaluations if item.id == evaluation]
+        is_asked = stage == "train" or bool(used)
+        if is_asked and (cell, stage) in answered and (row.status == "done" or row.round):
+            earlier = answered[cell, stage]
             of_plugins = plugins.now(earlier["functions"], earlier["read"], plugins.used(job.spec, used))
-            if reasons := earlier.decisive(earlier.now(data, models, of_plugins)):
-                result.setdefault(job.cell, {})[stage] = reasons
-    _spread_changes(all_jobs, by_cell, result)
-    job_cells = {job.cell for job in jobs}
-    return {cell: stages for cell, stages in result.items() if cell in job_cells}
-
-
-def _spread_changes(jobs: Sequence[Job], rows: Mapping[str, Mapping[str, Any]], result: dict[str, Any]) -> None:
-    """Add to `result` the stages that used the model of a changed cell, then those that used theirs, and so on."""
-    growing = True
-    while growing:
-        growing = False
-        for job in jobs:
-            for code, cell, stages in _uses_of_models(job, rows.get(job.cell, {})):
-                if "train" not in result.get(cell, {}):
-                    continue
-                for stage in stages:
-                    if stage not in result.get(job.cell, {}):
-                        reason = Reason(code, f"cell {cell}", "as it was", FOLLOWS)
-                        result.setdefault(job.cell, {})[stage] = [reason]
-                        growing = True
-
-
-def _uses_of_models(job: Job, rows: Mapping[str, Any]) -> Iterator[tuple[str, str, list[str]]]:
-    """Yield (input, cell, the job's stages with results that were computed with that cell's model)."""
-    stages_with_results = [stage for stage, row in rows.items() if row.status == "done" or row.round]
-    if (cell := weights.trained_by(job.spec)) is not None and "train" in stages_with_results:
-        yield "weights", cell, ["train"]
-    for origin in _origins(job):
-        if origin.cell:
-            yield (
-                "origin",
-                origin.cell,
-                [stage for stage in stages_with_results if _origin_cell(job, stage) == origin.cell],
-            )
-
-
-def _origins(job: Job) -> Iterator[Any]:
-    return (evaluation.origin for evaluation in job.evaluations if evaluation.origin is not None)
-
-
-def _origin_cell(job: Job, stage: str) -> str:
-    """The cell on whose model a stage's attack is computed; empty if it is this cell's own or a client's."""
-    evaluation = parsed(stage).evaluation
-    match = next((match for match in job.evaluations if match.id == evaluation), None)
-    return match.origin.cell if match is not None and match.origin is not None else ""
-
-
-def _origin_jobs(jobs: Sequence[Job], rows: Mapping[tuple[str, str], Any]) -> list[Job]:
-    """The cells whose models the jobs' attacks are computed on and that are no jobs, as jobs without evaluations."""
-    job_cells = {job.cell for job in jobs}
-    return [
-        Job(origin.cell, origin.spec, [], [], "", "")
-        for origin in {origin.cell: origin for job in jobs for origin in _origins(job)}.values()
-        if origin.cell and origin.cell not in job_cells and origin.spec and (origin.cell, "train") in rows
-    ]
+            known[cell, stage] = inputs.of_data(data_keys(job.spec), known_data), of_plugins
+    models = last_models(store.database, answered.values())
+    found: dict[tuple[str, str], list[Reason]] = {}
+    while True:  # until no further cell has used the model of a changed one
+        models |= {f"cell {cell}": FOLLOWS for cell, stage in found if stage == "train"}
+        now = {key: answered[key].now(data, models, of_plugins) for key, (data, of_plugins) in known.items()}
+        before, found = found, {key: reasons for key in known if (reasons := answered[key].decisive(now[key]))}
+        if before.keys() == found.keys():
+            break
+    result: dict[str, dict[str, Sequence[Reason]]] = {}
+    for (cell, stage), reasons in found.items():
+        if cell in job_cells:
+            result.setdefault(cell, {})[stage] = reasons
+    return result
 
 
 def code_changed(store: Store, cell: str, stage: str, made_by: Mapping[str, Any]) -> bool:

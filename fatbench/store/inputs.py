@@ -100,7 +100,7 @@ class Inputs(dict[str, Any]):
         data = {subject: run.get(setting) for setting, subject in DATA_SETS.items()}
         return cls(
             data={subject: d["fingerprint"] for subject, d in data.items() if d and d.get("fingerprint")},
-            weights=_digest_by_subject(source, weights.get("digest")),
+            weights=_digest_by_subject(source, str(weights.get("digest") or "").removeprefix("sha256:")),
             model=_digest_by_subject("", record.get("model")),
             origin=_digest_by_subject(origin, record.get("origin")),
             functions=run.get("plugins") or [],
@@ -115,9 +115,8 @@ class Inputs(dict[str, Any]):
 
         data: fingerprints by subject. models: from `last_models`. plugins: from `fatbench.suite.plugins.now`.
         """
-        weights = {subject: f"sha256:{models[subject]}" for subject in self["weights"] if subject in models}
-        origin = {subject: models[subject] for subject in self["origin"] if subject in models}
-        return Inputs(plugins, data=data, weights=weights, origin=origin)
+        today = {code: {s: models[s] for s in self[code] if s in models} for code in ("weights", "origin")}
+        return Inputs(plugins, data=data, **today)
 
     def differ(self, current: Inputs) -> list[Reason]:
         """The known inputs in which a number differs from a later one, the deciding ones first."""
