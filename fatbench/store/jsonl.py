@@ -224,9 +224,9 @@ def import_(
                 if number in checked.known and checked.known[number].sha256 == sha256:
                     known.append(checked.known[number])
                 elif number not in checked.bad:
-                    location = f"{path}:{number}"
-                    cell = cell_of(line, version, location, identify)
-                    if checked.good.get(number) != sha256:  # somebody else wrote the file in the meantime
+                    location, is_sure = f"{path}:{number}", checked.good.get(number) == sha256
+                    cell = translated(line, version, location, identify)
+                    if not is_sure:  # somebody else has written the file meanwhile
                         refuse(cell, location, identify, contradiction)
                     cells.append((location, cell))
             cells_before = counts["cells"]
@@ -291,7 +291,20 @@ def _line_batches(stream: TextIO, path: Path) -> Iterator[list[tuple[int, str]]]
         yield lines
 
 
-def cell_of(line: str, version: int, location: str, identify: Identify | None = None) -> Cell:
+def cell_of(
+    line: str,
+    version: int,
+    location: str,
+    identify: Identify | None = None,
+    contradiction: Contradiction | None = None,
+) -> Cell:
+    """A line as a document in today's names. ExchangeError: it is none, or has problems; the message has its place."""
+    cell = translated(line, version, location, identify)
+    refuse(cell, location, identify, contradiction)
+    return cell
+
+
+def translated(line: str, version: int, location: str, identify: Identify | None = None) -> Cell:
     """A line as a document in today's names, which may have problems. ExchangeError: it is none."""
     cell = document.document(document.parsed(line, location), location)
     if old_files.is_old(line, version):
@@ -311,7 +324,7 @@ def cell_of(line: str, version: int, location: str, identify: Identify | None = 
 
 def _read(line: str, version: int, location: str, identify: Identify | None) -> Cell | ExchangeError:
     try:
-        return cell_of(line, version, location, identify)
+        return translated(line, version, location, identify)
     except ExchangeError as error:
         return error
 

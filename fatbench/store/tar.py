@@ -260,8 +260,7 @@ def _cells(lines: Path, identify: Identify | None, contradiction: Contradiction 
         for batch in numbered:
             for number, line in batch:
                 location = f"{lines}:{number}"
-                cell = jsonl.cell_of(line, version, location, identify)
-                jsonl.refuse(cell, location, identify, contradiction)
+                cell = jsonl.cell_of(line, version, location, identify, contradiction)
                 cells[cell.cell] = cell
     return cells
 
