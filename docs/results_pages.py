@@ -42,7 +42,7 @@ from fatbench.store.stage_names import parsed
 from fatbench.store.stages import Store
 from fatbench.suite import files, threats
 from fatbench.suite.cells import Cell, Plan
-from fatbench.suite.contrasts import Contrast
+from fatbench.suite.declared_contrasts import Contrast
 from fatbench.suite.files import Suite
 
 RESULTS = Path(__file__).parent.parent / "results"

@@ -25,7 +25,7 @@ from torch import nn
 import fatbench
 from fatbench import api
 from fatbench.cli import app as cli
-from fatbench.cli import evaluating, reporting, running
+from fatbench.cli import evaluate, reporting, run
 from fatbench.data import DATASETS
 from fatbench.errors import NothingMatched, SpecError, UnknownName
 from fatbench.methods.attacks import ATTACKS
@@ -507,12 +507,12 @@ def test_a_notebook_puts_a_plain_model_beside_a_suite_s_row(tmp_path: Path, monk
     [
         (
             fatbench.run,
-            running.run,
+            run.run,
             {"dry_run", "target", "attack", "rerun"},
         ),  # `fatbench.plan`; suite, attacks, retry_failed and rerun_changed
         (
             fatbench.evaluate,
-            evaluating.evaluate,  # module, network, attacks, n; exit codes
+            evaluate.evaluate,  # module, network, attacks, n; exit codes
             {"file", "attack", "format", "images"},
         ),
         (

@@ -26,7 +26,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fatbench.data import DATASETS, Dataset, catalogue, cifar, common, decoded, disk, folders, own, packages
+from fatbench.data import DATASETS, Dataset, catalogue, cifar, common, decoded, disk, hosted, image_folders, own
 from fatbench.errors import MachineError, SpecError
 from fatbench.suite import calls, signatures
 
@@ -838,7 +838,7 @@ def test_the_recipe_draws_what_leafs_scripts_draw(
     for celebrities 10..16 with 3, 5, 6, 7, 5, 20, 10 images, of whom metadata_to_json.py leaves out the first."""
     sizes = {10: 3, 11: 5, 12: 6, 13: 7, 14: 5, 15: 20, 16: 10}
     celebrities = {c: [(f"{c}_{i}", i % 2) for i in range(n)] for c, n in sizes.items()}
-    train, test = folders.leaf_recipe(celebrities, sample, 5, seed)
+    train, test = image_folders.leaf_recipe(celebrities, sample, 5, seed)
     assert {c: len(shots) for c, shots in train.items()} == trained and list(train) == list(trained)
     assert {c: [int(name.split("_")[1]) for name, _ in shots] for c, shots in test.items()} == tested
     for c in train:
@@ -848,8 +848,8 @@ def test_the_recipe_draws_what_leafs_scripts_draw(
 
 def test_a_recipe_that_leaves_nobody() -> None:
     celebrities = {1: [("a", 0)] * 5}
-    assert "leaves none" in message(common.DamagedData, lambda: folders.leaf_recipe(celebrities, 1.0, 6, 0))
-    assert "leaves none" in message(common.DamagedData, lambda: folders.leaf_recipe(celebrities, 0.1, 5, 0))
+    assert "leaves none" in message(common.DamagedData, lambda: image_folders.leaf_recipe(celebrities, 1.0, 6, 0))
+    assert "leaves none" in message(common.DamagedData, lambda: image_folders.leaf_recipe(celebrities, 0.1, 5, 0))
 
 
 def celeba(root: Path, **settings: Any) -> Dataset:
@@ -920,12 +920,12 @@ def test_celeba_recipe_from_leafs_all_data(tmp_path: Path) -> None:
     """all_data holds what the lists hold, so the recipe draws the same images."""
     base = layouts.write_celeba(tmp_path, CELEBRITIES)
     before = celeba(tmp_path, sample=1.0, seed=5)
-    celebrities, _ = folders.read_lists(base)
+    celebrities, _ = image_folders.read_lists(base)
     layouts.write_leaf(
         base / "data" / "all_data" / "all_data.json",
         {str(c): shots for c, shots in celebrities.items() if len(shots) >= 5},
     )
-    for name in folders.LISTS:
+    for name in image_folders.LISTS:
         (base / name).unlink()
     assert celeba(tmp_path, sample=1.0, seed=5).fingerprint == before.fingerprint
     assert celeba(tmp_path, sample=1.0, seed=6).fingerprint != before.fingerprint
@@ -994,7 +994,10 @@ def test_checksums_and_addresses_are_torchvisions() -> None:
     svhn = [tv.SVHN.split_list[split] for split in ("train", "test")]
     assert catalogue.files("svhn") == tuple(catalogue.File(f"svhn/{file}", md5, (url,)) for url, file, md5 in svhn)
     listed = {file: (drive, md5) for drive, md5, file in tv.CelebA.file_list}
-    assert [Path(file.path).name for file in catalogue.files("celeba")] == [*folders.LISTS, "img_align_celeba.zip"]
+    assert [Path(file.path).name for file in catalogue.files("celeba")] == [
+        *image_folders.LISTS,
+        "img_align_celeba.zip",
+    ]
     for file in catalogue.files("celeba"):
         drive, md5 = listed[Path(file.path).name]
         assert (file.md5, file.urls) == (md5, (f"https://drive.google.com/file/d/{drive}/view",))
@@ -1071,8 +1074,8 @@ def test_status_tells_variants_damage_and_published_files_apart(
 
 def test_status_counts_images_in_folders_without_reading_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     base = layouts.write_celeba(tmp_path, CELEBRITIES)
-    sums = [common.Check(base / name, "same", "same") for name in folders.LISTS]
-    monkeypatch.setattr(folders, "read_lists", lambda base: ({}, tuple(sums)))
+    sums = [common.Check(base / name, "same", "same") for name in image_folders.LISTS]
+    monkeypatch.setattr(image_folders, "read_lists", lambda base: ({}, tuple(sums)))
     monkeypatch.setattr(decoded, "decode", lambda *_: pytest.fail("an image was read"))
     row = state_of("celeba", tmp_path)
     assert row["state"] == "damaged" and row["message"] == f"{base} holds 20 of the 202,599 published images"
@@ -1087,7 +1090,7 @@ def test_verify_hashes_the_zip_of_celeba_and_reads_the_split(tmp_path: Path) -> 
     layouts.zip_images(base)
     row = disk.verify("celeba", tmp_path)
     assert row["state"] == "variant" and row["n"] == 400 and row["fingerprint"] is not None
-    assert [Path(file["file"]).name for file in row["files"]] == [*folders.LISTS, "img_align_celeba.zip"]
+    assert [Path(file["file"]).name for file in row["files"]] == [*image_folders.LISTS, "img_align_celeba.zip"]
     assert row["files"][2]["expected"] == "00d2c5bc6d35e252742224ab0c1e8fcb"
     assert row["files"][2]["found"] == common.md5((base / "img_align_celeba.zip").read_bytes())
 
@@ -1463,8 +1466,8 @@ def test_the_first_images_of_a_class_of_torchvision_that_is_sorted_are_of_all_cl
     assert np.array_equal(data.train_images[:, 0, 0, 0] // 20, data.train_labels)
     again = DATASETS["torchvision"](tmp_path, dataset="EuroSAT", size=8)
     assert again.fingerprint == data.fingerprint
-    opened, read = [], packages._open_image
-    monkeypatch.setattr(packages, "_open_image", lambda path: (opened.append(path), read(path))[1])
+    opened, read = [], hosted._open_image
+    monkeypatch.setattr(hosted, "_open_image", lambda path: (opened.append(path), read(path))[1])
     few = DATASETS["torchvision"](tmp_path, (30, 7), dataset="EuroSAT", size=8)
     assert len(opened) == 37 and few.classes == 10
     assert (few.train_images == data.train_images[:30]).all() and (few.train_labels == data.train_labels[:30]).all()

@@ -25,9 +25,9 @@ from fatbench.cli.app import app
 from fatbench.engine.rounds import Number
 from fatbench.errors import CONTROL, DatabaseError, FatbenchError, MachineError, SpecError
 from fatbench.store import jsonl as exchange
+from fatbench.store.grid_points import Point
 from fatbench.store.integrity import check
 from fatbench.store.jsonl import ExchangeError, import_
-from fatbench.store.points import Point
 from fatbench.store.rows import dumps
 from fatbench.store.schema import CELLS, RUNS, STAGES
 from fatbench.store.stages import Store

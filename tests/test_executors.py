@@ -16,7 +16,7 @@ import pytest
 from crew import Watcher, diverging, ignore, lasting, never, numbers, pid_of, recovering, rows, undisturbed
 
 from fatbench.cli import app as cli
-from fatbench.cli import running
+from fatbench.cli import run
 from fatbench.cli.watch import Watch
 from fatbench.errors import MachineError, SpecError
 from fatbench.runner import processes
@@ -152,9 +152,9 @@ with Store.open(machine.db) as store:
 def begun(forks, monkeypatch: pytest.MonkeyPatch) -> list:
     """Every worker process that is started, and "plan" where a suite was expanded."""
     seen: list = []
-    start, plan_of = processes.start_process, running.plan_of
+    start, plan_of = processes.start_process, run.plan_of
     monkeypatch.setattr(processes, "start_process", lambda *of: seen.append(start(*of)) or seen[-1])
-    monkeypatch.setattr(running, "plan_of", lambda *of: seen.append("plan") or plan_of(*of))
+    monkeypatch.setattr(run, "plan_of", lambda *of: seen.append("plan") or plan_of(*of))
     return seen
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fatbench import packed
-from fatbench.runner.labels import points_of
+from fatbench.runner.cell_labels import points_of
 from fatbench.store.jsonl import import_
 from fatbench.store.stages import Store
 from fatbench.suite import files

@@ -19,8 +19,8 @@ from fatbench.report.numbers import sql_tables
 from fatbench.report.numbers.long import frame
 from fatbench.report.numbers.shown_runs import shown_plan
 from fatbench.report.numbers.sql_tables import judge
+from fatbench.store.grid_points import Point
 from fatbench.store.integrity import Damaged
-from fatbench.store.points import Point
 from fatbench.store.schema import DOUBTS
 from fatbench.store.stages import Store
 from fatbench.suite import files

@@ -19,7 +19,7 @@ from fatbench.report.numbers.long import frame
 from fatbench.report.numbers.stored import runs_of_cell
 from fatbench.report.pairs import measured_numbers
 from fatbench.store import jsonl, replicates
-from fatbench.store.points import Point
+from fatbench.store.grid_points import Point
 from fatbench.store.stages import Store
 from fatbench.suite import files
 
@@ -228,7 +228,7 @@ def test_one_seed_tells_no_two_methods_apart(both: Store) -> None:
 
 def test_a_replicate_is_no_further_cell(both: Store) -> None:
     """4 of 9 cells were run twice: the suite has 9, and the letters of a cell are not those of its replicate."""
-    from fatbench.cli.common import cell_in
+    from fatbench.cli.shared import cell_in
     from fatbench.runner import progress
 
     (cell, *_), *_ = replicates.by_cell(both.database).values()

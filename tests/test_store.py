@@ -31,10 +31,10 @@ from fatbench.errors import DatabaseError
 from fatbench.store import database, jsonl, schema
 from fatbench.store.cleanup import delete_cell
 from fatbench.store.database import NETWORK
+from fatbench.store.grid_points import Point
 from fatbench.store.integrity import check
 from fatbench.store.liveness import is_gone, this_machine
 from fatbench.store.numbers import append
-from fatbench.store.points import Point
 from fatbench.store.rows import current_time
 from fatbench.store.schema import CELLS, OUTCOME_CHUNKS, RUNS, STAGES, VERSION
 from fatbench.store.stages import LeaseLost, StageRow, Store

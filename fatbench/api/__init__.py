@@ -16,7 +16,7 @@
     verifying      runs a sample of exported cells again
     auditing       sanity checks of printed tables
     evaluating     attacks models that were trained anywhere
-    inverting      what stands beside the attacks on an update
+    inverted       what stands beside the attacks on an update
     making         methods and suites from a notebook
     beside         a suite with a row of one's own
     deleting       which cells a deletion takes

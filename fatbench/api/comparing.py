@@ -20,7 +20,7 @@ from fatbench.report.numbers.stored import Measurement
 from fatbench.store.opening import Db, cell_id, may_be_cell, opened, shown_databases
 from fatbench.suite import filters
 from fatbench.suite.cells import Plan
-from fatbench.suite.contrasts import Tests
+from fatbench.suite.declared_contrasts import Tests
 from fatbench.suite.files import Suite
 from fatbench.suite.folders import available
 from fatbench.suite.model import CHECKPOINTS

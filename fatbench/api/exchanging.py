@@ -131,7 +131,7 @@ def take_in(
     problems: collects the reasons for invalid lines, which are then left out; None: an invalid line is an error.
     """
     from fatbench.report.numbers import sql_tables
-    from fatbench.runner import labels
+    from fatbench.runner import cell_labels
     from fatbench.store import inputs, jsonl, old_databases, tar
     from fatbench.suite.asked import contradiction, identity
 
@@ -157,9 +157,9 @@ def take_in(
                 continue
             summary = jsonl.import_(store, file, identify=identity, checked=lines, imported_cells=cells)
             summaries.append({"file": str(file), **summary, "invalid lines": len(lines.bad)})
-        for plan in labels.of_unlabelled(store):
-            store.store_points(labels.points_of(plan))
-        relabelled = labels.mark_shipped(store, cells)
+        for plan in cell_labels.of_unlabelled(store):
+            store.store_points(cell_labels.points_of(plan))
+        relabelled = cell_labels.mark_shipped(store, cells)
         sql_tables.judge(store, sorted(cells))
         several = any(summary.get("new replicates") for summary in summaries)
         return summaries, inputs.differing_replicates(store.database) if several else {}, relabelled

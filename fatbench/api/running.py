@@ -141,7 +141,7 @@ def run(
     import pandas
 
     from fatbench.report.numbers import sql_tables
-    from fatbench.runner import labels, live_log, progress, start
+    from fatbench.runner import cell_labels, live_log, progress, start
 
     options = run_options(
         jobs=jobs, device=device, per_gpu=per_gpu, executor=executor, precision=precision,
@@ -158,7 +158,7 @@ def run(
     lines, has_failures = Lines(f"suite {suite_plan.suite}, preset {suite_plan.preset}", quiet), False
     try:
         cells = [cell.id for cell in suite_plan.to_run()]
-        mark = partial(labels.mark_current, chosen_suite, suite_plan.preset)
+        mark = partial(cell_labels.mark_current, chosen_suite, suite_plan.preset)
         with live_log.add_writer(lines, options) as observer, sql_tables.judged(options.db, cells, mark):
             start.run(start.jobs_of(suite_plan), observer, options)
     except SystemExit as exit_request:

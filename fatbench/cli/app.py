@@ -21,16 +21,16 @@ import typer
 from fatbench.cli import (
     audit,
     checking,
-    cleanup,
     compare,
-    evaluating,
+    delete,
+    evaluate,
     exchange,
     inverting,
     listing,
     new,
     planning,
     reporting,
-    running,
+    run,
     showing,
     site,
     verify,
@@ -42,17 +42,17 @@ from fatbench.settings import shown_url
 from fatbench.version import __version__
 
 JOBS: dict[str, dict[str, Callable[..., None]]] = {
-    "Run": {"plan": planning.plan, "run": running.run, "status": reporting.status},
+    "Run": {"plan": planning.plan, "run": run.run, "status": reporting.status},
     "Look": {
         "list": listing.list_, "show": showing.show, "report": reporting.report, "plot": reporting.plot,
         "site": site.site,
     },
     "Compare": {"compare": compare.compare, "verify": verify.verify, "audit": audit.audit},
     "Own": {
-        "new": new.new, "check": checking.check, "evaluate": evaluating.evaluate, "invert": inverting.invert,
+        "new": new.new, "check": checking.check, "evaluate": evaluate.evaluate, "invert": inverting.invert,
     },
     "Share": {"export": exchange.export, "import": exchange.import_},
-    "Look after": {"fetch": listing.fetch, "delete": cleanup.delete, "doctor": showing.doctor},
+    "Look after": {"fetch": listing.fetch, "delete": delete.delete, "doctor": showing.doctor},
 }  # fmt: skip
 
 Many = list[str] | None

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fatbench.cli.common import known_format, print_json
 from fatbench.cli.options import Argument, Option, formats
+from fatbench.cli.shared import known_format, print_json
 from fatbench.errors import SpecError
 
 FORMATS = ("text", "markdown", "json", "csv")

@@ -12,8 +12,8 @@ import typer
 
 from fatbench import packed, settings
 from fatbench.cli import completing
-from fatbench.cli.common import known_format, plan_of, print_json
 from fatbench.cli.options import Argument, Device, Format, Option, Preset
+from fatbench.cli.shared import known_format, plan_of, print_json
 from fatbench.errors import FatbenchError, SpecError
 
 DATABASES = (".db", ".sqlite", ".sqlite3")

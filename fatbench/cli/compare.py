@@ -6,8 +6,8 @@ import sys
 from typing import Annotated
 
 from fatbench.cli import completing
-from fatbench.cli.common import known_format, name_list, print_json
 from fatbench.cli.options import Argument, Format, Metric, Option, Preset, Select, Where
+from fatbench.cli.shared import known_format, name_list, print_json
 from fatbench.errors import SpecError
 
 

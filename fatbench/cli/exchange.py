@@ -13,7 +13,8 @@ import typer
 
 from fatbench import settings, whole_file
 from fatbench.cli import options as opt
-from fatbench.cli.common import (
+from fatbench.cli.options import Argument, Option, formats
+from fatbench.cli.shared import (
     cell_in,
     format_of,
     is_suite,
@@ -23,7 +24,6 @@ from fatbench.cli.common import (
     say_written,
     working,
 )  # fmt: skip
-from fatbench.cli.options import Argument, Option, formats
 from fatbench.errors import NothingMatched, SpecError, did_you_mean
 from fatbench.store.opening import opened
 

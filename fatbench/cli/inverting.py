@@ -9,8 +9,8 @@ from typing import Annotated, Any
 
 from fatbench import whole_file
 from fatbench.cli import options as opt
-from fatbench.cli.common import known_format, mapping, print_json
 from fatbench.cli.options import Argument, Option
+from fatbench.cli.shared import known_format, mapping, print_json
 from fatbench.errors import SpecError, did_you_mean
 
 LOCAL = {"lr": float, "epochs": int, "batch": int, "momentum": float, "weight_decay": float}  # keys of local training
@@ -85,8 +85,8 @@ def invert(
         raise SpecError("needs local.lr, too", option=f"set local.{min(local)}")
     if local and threat not in ("C", "D"):
         raise SpecError(f"--set local.lr: an attacker of threat model {threat} does not know it: --threat C")
-    from fatbench.api import inverting as api
-    from fatbench.cli.evaluating import numbers
+    from fatbench.api import inverted as api
+    from fatbench.cli.evaluate import numbers
     from fatbench.runner import invert as inverting
 
     given_labels = (

@@ -9,9 +9,9 @@ from typing import Annotated
 import typer
 
 from fatbench import packed, settings, whole_file
-from fatbench.cli.common import known_format, print_json
 from fatbench.cli.completing import one_of
 from fatbench.cli.options import Argument, DryRun, Option, Output, formats
+from fatbench.cli.shared import known_format, print_json
 from fatbench.errors import MachineError, NothingMatched, SpecError, did_you_mean
 
 FUNCTIONS = {  # kind of `fatbench list` -> the table of functions

@@ -8,8 +8,8 @@ from typing import Annotated
 from fatbench import settings
 from fatbench.cli import completing
 from fatbench.cli import options as opt
-from fatbench.cli.common import known_format, plan_of, print_json, working
 from fatbench.cli.options import Argument, Option
+from fatbench.cli.shared import known_format, plan_of, print_json, working
 from fatbench.errors import NothingMatched, SpecError
 from fatbench.store.opening import opened
 

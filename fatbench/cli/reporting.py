@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 from fatbench import settings
 from fatbench.cli import completing
 from fatbench.cli import options as opt
-from fatbench.cli.common import (
+from fatbench.cli.options import Argument, Option, formats
+from fatbench.cli.shared import (
     FIGURES,
     cell_in,
     format_of,
@@ -20,7 +21,6 @@ from fatbench.cli.common import (
     print_or_write,
     write_text,
 )  # fmt: skip
-from fatbench.cli.options import Argument, Option, formats
 from fatbench.errors import FatbenchError, NothingMatched, SpecError
 from fatbench.store.opening import opened
 
@@ -53,7 +53,7 @@ def status(
     from fatbench import api
     from fatbench.cli import show
     from fatbench.report.numbers import doubts, sql_tables, stored
-    from fatbench.runner import labels, progress, versions, waiting
+    from fatbench.runner import cell_labels, progress, versions, waiting
 
     known_format(format, ("text", "json"))
     if watch:
@@ -76,7 +76,7 @@ def status(
         suite, plan = api.planned_suite(name, preset, None, where, store)
         if store is not None:
             with suppress(FatbenchError):  # one who may only read the database
-                labels.mark_current(suite, plan.preset, store)
+                cell_labels.mark_current(suite, plan.preset, store)
         rows = progress.cells_of(plan, store)
         ids = [row.cell.id for row in rows]
         if store is not None and (changed_ids := [row.cell.id for row in rows if row.changed]):

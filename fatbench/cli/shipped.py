@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fatbench import packed
-from fatbench.cli.common import working
+from fatbench.cli.shared import working
 from fatbench.errors import FatbenchError
 from fatbench.store.opening import opened
 from fatbench.suite.types import seeds_text

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from fatbench import settings, whole_file
-from fatbench.cli.common import (
+from fatbench.cli.options import Format, Metric, Option, Output, Thing, formats, output_folder
+from fatbench.cli.shared import (
     FIGURES,
     cell_in,
     format_of,
@@ -21,7 +22,6 @@ from fatbench.cli.common import (
     print_json,
     print_or_write,
 )  # fmt: skip
-from fatbench.cli.options import Format, Metric, Option, Output, Thing, formats, output_folder
 from fatbench.errors import NothingMatched, SpecError, did_you_mean
 from fatbench.store.opening import opened
 from fatbench.store.stage_names import parsed

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from fatbench import packed, whole_file
 from fatbench.cli import completing
-from fatbench.cli.common import FIGURES, working
 from fatbench.cli.options import Argument, Option, OutputFolder, Select, Watched
+from fatbench.cli.shared import FIGURES, working
 from fatbench.errors import NothingMatched, SpecError
 from fatbench.store.opening import opened
 

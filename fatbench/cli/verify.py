@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fatbench import settings, whole_file
-from fatbench.cli.common import known_format, print_json
 from fatbench.cli.options import Argument, Device, DryRun, Format, Option, Where
+from fatbench.cli.shared import known_format, print_json
 from fatbench.errors import SpecError
 from fatbench.runner.run_options import run_options
 from fatbench.store import inputs

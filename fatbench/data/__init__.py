@@ -5,8 +5,8 @@
     common        what the readers share: `Dataset`, checksums, unpacking
     arrays        MNIST, Fashion-MNIST, SVHN, digits
     cifar         CIFAR-10 and CIFAR-100
-    folders       folders of images, CINIC-10, CelebA
-    packages      torchvision's data sets and Hugging Face's
+    image_folders folders of images, CINIC-10, CelebA
+    hosted        torchvision's data sets and Hugging Face's
     decoded       the cache of decoded images
     own           data sets of a plug-in
     own_objects   images and labels of a running program
@@ -118,11 +118,11 @@ def celeba(
     Images come from img_align_celeba, a folder or the published zip. The lists have published checksums, the images do
     not. Source: Caldas et al. 2018 (LEAF); SFAT's Table 19 has 455 clients, from a draw that it does not state.
     """
-    from fatbench.data import common, folders
+    from fatbench.data import common, image_folders
 
     if split == "json" and (sample, least, seed) != (0.05, 5, 0):
         raise SpecError("celeba: sample, least and seed need 'split: recipe'; LEAF's json files fix the sample")
-    return common.finish("celeba", variant, folders.load_celeba(root, split, sample, least, seed))
+    return common.finish("celeba", variant, image_folders.load_celeba(root, split, sample, least, seed))
 
 
 def celeba_sample(*, split: str, sample: float) -> Images:
@@ -163,10 +163,10 @@ def cinic10(root: Path, first: First = (None, None), *, enlarge: bool = False, v
     checked. They are ordered by a hash of their names, so that the first n are a fair sample.
     Source: Darlow et al. 2018.
     """
-    from fatbench.data import common, folders
+    from fatbench.data import common, image_folders
 
     counts = (180_000 if enlarge else 90_000, 90_000)
-    return common.finish("cinic10", variant, folders.load_cinic(root, enlarge, first), counts)
+    return common.finish("cinic10", variant, image_folders.load_cinic(root, enlarge, first), counts)
 
 
 def cinic_images(*, enlarge: bool) -> Images:
@@ -184,9 +184,9 @@ def image_folder(
     and file name, so that the first n are a fair sample. Files of other suffixes and in subfolders are not read, but
     counted.
     """
-    from fatbench.data import common, folders
+    from fatbench.data import common, image_folders
 
-    return common.finish("image_folder", variant, folders.load_image_folder(root, path, size, first))
+    return common.finish("image_folder", variant, image_folders.load_image_folder(root, path, size, first))
 
 
 def counted_files(*, path: str, size: int) -> Images:
@@ -222,9 +222,9 @@ def torchvision(
     class: {name: torchvision, dataset: EMNIST, split: letters, ...}. It reads its files in the data folder, or in
     `root` below it, and fetches nothing.
     """
-    from fatbench.data import common, packages
+    from fatbench.data import common, hosted
 
-    loaded = packages.load_torchvision(data_folder, dataset, size, grey, (train_split, test_split), settings, first)
+    loaded = hosted.load_torchvision(data_folder, dataset, size, grey, (train_split, test_split), settings, first)
     return common.finish("torchvision", variant, loaded)
 
 
@@ -254,9 +254,9 @@ def huggingface(
     is reordered by a hash, so that the first n are a fair sample. `root` is not used: the package fetches into its own
     cache. Needs `pip install datasets`.
     """
-    from fatbench.data import common, packages
+    from fatbench.data import common, hosted
 
-    loaded = packages.load_huggingface(dataset, config, size, grey, (train_split, test_split), (image, label), first)
+    loaded = hosted.load_huggingface(dataset, config, size, grey, (train_split, test_split), (image, label), first)
     return common.finish("huggingface", variant, loaded)
 
 

@@ -204,17 +204,17 @@ def _inspect(name: str, root: Path, *, thorough: bool) -> dict[str, Any]:
 
 def _read_or_survey(name: str, root: Path, thorough: bool) -> tuple[Path, int, tuple[Check, ...], Loaded | None]:
     """(folder, number of images, checksums, the loaded arrays or None). Raises the readers' errors."""
-    from fatbench.data import arrays, cifar, folders
+    from fatbench.data import arrays, cifar, image_folders
     from fatbench.data.common import Check, md5_of
 
     if name in ("cinic10", "celeba"):
         checks: tuple[Check, ...] = ()
         packed: list[catalogue.File | None]
         if name == "cinic10":
-            folder, n = folders.survey_cinic(root)
+            folder, n = image_folders.survey_cinic(root)
             packed = [catalogue.archive(name)]
         else:
-            folder, n, checks = folders.survey_celeba(root)
+            folder, n, checks = image_folders.survey_celeba(root)
             packed = [file for file in catalogue.files(name) if file.path.endswith(".zip")]
         if not thorough:
             return folder, n, checks, None
@@ -222,9 +222,9 @@ def _read_or_survey(name: str, root: Path, thorough: bool) -> tuple[Path, int, t
             if file is not None and (root / file.path).is_file():
                 checks = (*checks, Check(root / file.path, file.md5, md5_of(root / file.path)))
         if name == "cinic10":
-            loaded = folders.load_cinic(root, enlarge=True)
+            loaded = image_folders.load_cinic(root, enlarge=True)
             return loaded.where, loaded.n, checks, None
-        return folder, n, checks, folders.load_celeba(root, folders.celeba_split(folder), 0.05, 5, 0)
+        return folder, n, checks, image_folders.load_celeba(root, image_folders.celeba_split(folder), 0.05, 5, 0)
     if name == "digits":
         loaded = arrays.load_digits()
     elif name == "plane":

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from fatbench.report.tables.sheet import Sheet
     from fatbench.store.stages import Store
     from fatbench.suite.cells import Cell, Plan
-    from fatbench.suite.contrasts import Tests
+    from fatbench.suite.declared_contrasts import Tests
     from fatbench.suite.files import Suite
 
 __all__ = [

@@ -26,7 +26,7 @@ from fatbench.report.pairs import Pair, Place, label
 from fatbench.store import inputs
 from fatbench.suite import confounders
 from fatbench.suite.cells import Cell, Plan
-from fatbench.suite.contrasts import Contrast, Tests
+from fatbench.suite.declared_contrasts import Contrast, Tests
 from fatbench.suite.model import Key
 from fatbench.suite.standard_attacks import did_you_mean_metric
 

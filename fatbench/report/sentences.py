@@ -16,7 +16,7 @@ from fatbench.report.numbers import statistics
 from fatbench.report.numbers.provenance import attacked_in
 from fatbench.store.selection import WORDS
 from fatbench.suite.cells import Plan
-from fatbench.suite.contrasts import Tests
+from fatbench.suite.declared_contrasts import Tests
 from fatbench.suite.standard_attacks import attack_name
 from fatbench.suite.types import seeds_text
 

@@ -21,7 +21,7 @@
     progress              how many stages of the cells are done
     waiting               waits for cells that other processes hold; signals that ask for an end
     live_log              TensorBoard, Weights & Biases and MLflow
-    labels                stores the names that a suite gives to its cells
+    cell_labels           stores the names that a suite gives to its cells
     offers                how long runs take, and what a machine finishes
     calibrate             measures the speed of this machine
     gpu_estimates         estimates the speed of a GPU that is not here

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from fatbench.errors import UnknownName
 from fatbench.settings import LocalPath, Precision
+from fatbench.store.grid_points import Point
 from fatbench.store.leases import LEASE
-from fatbench.store.points import Point
 from fatbench.suite.calls import call
 from fatbench.suite.cells import Evaluation, TransferOrigin
 

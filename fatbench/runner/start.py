@@ -18,7 +18,7 @@ from fatbench.data import decoded
 from fatbench.data.own import load
 from fatbench.engine.splits import split
 from fatbench.errors import MachineError, NothingMatched, SpecError, Unavailable, did_you_mean
-from fatbench.runner import labels, progress, provenance, slots, transfer, versions, waiting
+from fatbench.runner import cell_labels, progress, provenance, slots, transfer, versions, waiting
 from fatbench.runner.executors import local
 from fatbench.runner.jobs import Event, Job, Machine, Recovery, Summary
 from fatbench.runner.run_options import RunOptions
@@ -26,9 +26,9 @@ from fatbench.runner.slots import gpu_name
 from fatbench.runner.waiting import StopRequest
 from fatbench.store import folder, inputs, rights
 from fatbench.store.database import NoDatabase
+from fatbench.store.grid_points import Point
 from fatbench.store.leases import LEASE
 from fatbench.store.opening import opened
-from fatbench.store.points import Point
 from fatbench.store.stage_names import parsed
 from fatbench.store.stages import Store
 from fatbench.store.timing import gpu_memory, timed_runs
@@ -46,7 +46,7 @@ EXECUTORS = ("local", "ray", "slurm")
 def jobs_of(plan: Plan) -> list[Job]:
     """A plan's cells as jobs, each once; a cell whose model another one begins with comes before it."""
     points: dict[str, list[Point]] = {}
-    for point in labels.points_of(plan):
+    for point in cell_labels.points_of(plan):
         points.setdefault(point.cell, []).append(point)
     return [
         Job(

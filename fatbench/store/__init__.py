@@ -7,7 +7,7 @@
     leases           how long a run holds a stage
     liveness         whether the process that runs a stage is still alive
     stage_names      the parts of a stage's name: attack, hash, precision, round
-    points           the points of suites' grids at which a cell stands, for SQL
+    grid_points      the points of suites' grids at which a cell stands, for SQL
     numbers          how numbers are stored: one row for each round and metric
     rows             the values of a row as the tables hold them
     doubt_names      the metrics that make a result doubtful: "doubt_..."

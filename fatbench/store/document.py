@@ -23,7 +23,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from fatbench.errors import CONTROL, FatbenchError
-from fatbench.store.points import Point, labels_text
+from fatbench.store.grid_points import Point, labels_text
 from fatbench.store.rows import LARGEST, dumps
 
 FORMAT = "fatbench results"

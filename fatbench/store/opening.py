@@ -144,10 +144,10 @@ def _labelled(store: Store, label: str) -> str:
 
     "this is a method (cells 01234567, 89abcdef of tiny): fatbench report tiny -k method=FAT"
     """
-    from fatbench.store import points
+    from fatbench.store import grid_points
 
     with store.database.reading() as connection:
-        labelled_cells = points.labelled(connection, label)
+        labelled_cells = grid_points.labelled(connection, label)
     if not labelled_cells:
         return ""
     (suite, axis), cells = max(labelled_cells.items(), key=lambda item: len(item[1]))

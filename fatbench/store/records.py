@@ -10,7 +10,7 @@ from typing import Any
 
 from sqlalchemy import Connection, delete, insert, select, update
 
-from fatbench.store import numbers, points, replicates
+from fatbench.store import grid_points, numbers, replicates
 from fatbench.store.document import RUN_COLUMNS, Cell, Run, Sealing, Stage, blocks_of, document
 from fatbench.store.rows import batches, cell_row, dumps
 from fatbench.store.schema import (
@@ -40,7 +40,7 @@ def read(
     for cells in batches(ids, 100):
         copies = {row.id: row for row in connection.execute(select(REPLICATES).where(REPLICATES.c.id.in_(cells)))}
         grid: dict[str, list[dict[str, Any]]] = {}
-        for point in points.points_of_cells(connection, cells):
+        for point in grid_points.points_of_cells(connection, cells):
             fields = {**point._asdict(), "labels": json.loads(point.labels), "evaluations": list(point.evaluations)}
             grid.setdefault(fields.pop("cell"), []).append(fields)
         runs = _by_cell(connection, RUNS, cells, RUNS.c.stage, RUNS.c.started, RUNS.c.uid)
@@ -204,7 +204,7 @@ def clear(connection: Connection, ids: Sequence[str]) -> dict[str, int]:
 
 def add_points(connection: Connection, cells: Iterable[Cell]) -> None:
     """Write the points of cells; of a suite's preset that has points of the cell, which are current alone."""
-    points.write(connection, [line.of_cell(cell.cell) for cell in cells for line in cell.points], replace=False)
+    grid_points.write(connection, [line.of_cell(cell.cell) for cell in cells for line in cell.points], replace=False)
 
 
 def _number(id: str) -> int:

@@ -80,7 +80,7 @@ RUNS = Table(
     Column("extra", Text, nullable=False),  # JSON: the rest of the provenance
     Index("runs_cell", "cell"),
 )
-POINTS = Table(  # points of suites' grids, see fatbench.store.points
+POINTS = Table(  # points of suites' grids, see fatbench.store.grid_points
     "points",
     METADATA,
     Column("suite", NAME, nullable=False),

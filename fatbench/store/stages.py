@@ -32,7 +32,7 @@ from typing import Any, Literal, Protocol, Self, cast
 from sqlalchemy import Connection, and_, delete, func, insert, select, update
 
 from fatbench.errors import FatbenchError, printable
-from fatbench.store import leases, points, records, replicates
+from fatbench.store import grid_points, leases, records, replicates
 from fatbench.store import numbers as written
 from fatbench.store.database import Database, lock, patient
 from fatbench.store.rows import LARGEST, batches, cell_row, current_time, dumps, fetch, run_values, split_provenance
@@ -178,7 +178,7 @@ class Store:
             return connection.execute(select(CELLS.c.id).limit(1)).first() is not None
 
     @patient
-    def store_points(self, labelled_points: Iterable[points.Point]) -> None:
+    def store_points(self, labelled_points: Iterable[grid_points.Point]) -> None:
         """Store the points of suites' grids at which cells stand, for cells that are in the database."""
         points_wanted = list(labelled_points)
         if not points_wanted:
@@ -186,14 +186,14 @@ class Store:
         with self.database.writing() as connection:
             lock(connection)
             known_ids = _known_ids(connection, {point.cell for point in points_wanted})
-            points.write(connection, [point for point in points_wanted if point.cell in known_ids], replace=True)
+            grid_points.write(connection, [point for point in points_wanted if point.cell in known_ids], replace=True)
 
     @patient
-    def mark_current(self, suite: str, preset: str, places: Collection[points.Place]) -> None:
+    def mark_current(self, suite: str, preset: str, places: Collection[grid_points.Place]) -> None:
         """Make the points of a suite's preset at these places current in SQL, and its others not."""
         with self.database.writing() as connection:
             lock(connection)
-            points.mark_current(connection, suite, preset, places)
+            grid_points.mark_current(connection, suite, preset, places)
 
     @patient
     def store_doubts(

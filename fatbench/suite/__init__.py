@@ -6,7 +6,7 @@
     language           from a suite to its cells: grid, overrides, weights of other cells, transfers
     model              the pydantic models of its sections; norm and radius for attacks that state none
     tables             the pydantic models of its tables and figures
-    contrasts          the comparisons that a suite declares
+    declared_contrasts the comparisons that a suite declares
     file_schema        the JSON Schema of suite files, for editors
     cells              a checked cell: its settings, identity and evaluations
     filters            selects cells: "model=nin and not aggregator=sfat"

@@ -20,7 +20,7 @@ from typing import Any
 from fatbench.errors import SpecError, did_you_mean
 from fatbench.suite import asked, language, model, plugins, signatures, trees
 from fatbench.suite.cells import Plan
-from fatbench.suite.contrasts import Tests
+from fatbench.suite.declared_contrasts import Tests
 from fatbench.suite.filters import select
 from fatbench.suite.folders import available as available
 from fatbench.suite.folders import folders as folders

@@ -18,7 +18,7 @@ from pydantic import (
 
 from fatbench.errors import did_you_mean
 from fatbench.suite import threats
-from fatbench.suite.contrasts import Baseline, Tests, as_list
+from fatbench.suite.declared_contrasts import Baseline, Tests, as_list
 from fatbench.suite.model import (
     Axes,
     AxesOfSuite,

@@ -6,8 +6,8 @@ import sys
 from typing import TYPE_CHECKING, Annotated
 
 from fatbench import settings
-from fatbench.cli.common import cell_in, demand_consent, is_suite
 from fatbench.cli.options import DryRun, Option, Preset, Things, Where
+from fatbench.cli.shared import cell_in, demand_consent, is_suite
 from fatbench.errors import MachineError, NothingMatched, SpecError
 from fatbench.store.opening import may_be_cell, opened
 

@@ -11,8 +11,8 @@ import typer
 
 from fatbench import settings, whole_file
 from fatbench.cli import options as opt
-from fatbench.cli.common import attack_list, known_format, mapping, plan_of, print_json
 from fatbench.cli.options import Argument, Option
+from fatbench.cli.shared import attack_list, known_format, mapping, plan_of, print_json
 from fatbench.errors import Doubtful, SpecError, did_you_mean
 from fatbench.runner.run_options import RunOptions, run_options
 from fatbench.store.opening import opened

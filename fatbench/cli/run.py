@@ -7,10 +7,10 @@ from functools import partial
 from typing import Annotated
 
 from fatbench.cli import options as opt
-from fatbench.cli.common import is_suite, name_list, plan_of
 from fatbench.cli.completing import one_of
 from fatbench.cli.helping import quietness
 from fatbench.cli.options import Option
+from fatbench.cli.shared import is_suite, name_list, plan_of
 from fatbench.errors import SpecError, did_you_mean
 from fatbench.runner.run_options import run_options
 
@@ -58,12 +58,12 @@ def run(
     with processes.started_early(options.executor == "local" and not dry_run):
         from fatbench.cli.watch import Watch
         from fatbench.report.numbers import sql_tables
-        from fatbench.runner import labels, start
+        from fatbench.runner import cell_labels, start
         from fatbench.runner.live_log import add_writer
 
         suite, plan = plan_of(target[0], preset, where, seeds, attack, override)
         cells = [cell.id for cell in plan.to_run()]
-        mark = partial(labels.mark_current, suite, plan.preset)
+        mark = partial(cell_labels.mark_current, suite, plan.preset)
         judged = nullcontext() if dry_run else sql_tables.judged(None, cells, mark)
         one = "" if is_suite(target[0]) else f"cell {plan.cells[0].id} of "
         watching = Watch(f"{one}suite {plan.suite}, preset {plan.preset}", quietness())

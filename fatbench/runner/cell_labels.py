@@ -11,7 +11,7 @@ from sqlalchemy import and_, select
 
 from fatbench.errors import FatbenchError
 from fatbench.store import replicates
-from fatbench.store.points import Place, Point, labels_key, labels_text, points_of_cells, seeds_of, wrongly_marked
+from fatbench.store.grid_points import Place, Point, labels_key, labels_text, points_of_cells, seeds_of, wrongly_marked
 from fatbench.store.schema import POINTS, RUNS
 from fatbench.suite import files
 
