@@ -75,16 +75,15 @@ def recorded(used: Mapping[str, Path]) -> dict[str, str]:
     """Name -> digest of what plug-ins have read in this process. used: as from `plugins.used`."""
     result = {}
     for file in sorted({*used.values()}):
-        plugin_version, start = sources.version(file), sources.root(file)
+        start, local = sources.root(file), {*map(str, sources.files(file))}
         declared = [read.split(" ", 1) for name in sorted(used) if used[name] == file for read in _declared(name)]
-        local = {str(file), *(str(start / path) for path, _ in plugin_version.modules)}
         digests = {**_modules(file, [name for what, name in declared if what == "module"]), **_reads.get(file, {})}
         digests |= {f"variable {name}": variable_digest(name) for what, name in declared if what == "variable"}
         digests |= {str(start / name): digest(str(start / name)) for what, name in declared if what == "file"}
         for name, value in sorted(digests.items()):
             if name not in local:
                 shown = Path(os.path.relpath(name, start)).as_posix() if os.path.isabs(name) else name
-                result[f"{shown} of {plugin_version.plugin}"] = value
+                result[f"{shown} of {sources.version(file).plugin}"] = value
     return result
 
 
@@ -194,31 +193,21 @@ def _record(plugin: Path, path: str, is_writing: bool) -> None:
 
 def _plugin(frame: FrameType | None) -> Path | None:
     """The plug-in that a frame was called from; None for other code and for the function of a data set."""
-    try:
-        owners = _owners(tuple((file, sources.version(file)) for file in signatures.plugins()))
-    except (OSError, SyntaxError, ValueError):  # being edited right now, so this process does not run it
-        return None
+    owners = {**_importer}
+    for file in reversed(signatures.plugins()):  # a module of several belongs to the first
+        with suppress(OSError, SyntaxError, ValueError):  # being edited right now, so this process does not run it
+            owners |= {str(path): file for path in sources.files(file)}
     owner = None
     while frame is not None and owners:
         name = frame.f_code.co_filename
         if owner is None:
-            owner = owners.get(name) or _importer.get(name)
+            owner = owners.get(name)
         if name == DATA:  # the images have a fingerprint
             return None
         if name == sources.__file__:  # a plug-in is being imported: the code that asked for it does not count
             break
         frame = frame.f_back
     return owner
-
-
-@cache
-def _owners(versions: tuple[tuple[Path, sources.Version], ...]) -> dict[str, Path]:
-    """File of a plug-in or of its local modules -> the plug-in; a module of several belongs to the first."""
-    return {
-        str(path): file
-        for file, version in reversed(versions)
-        for path in (file, *(sources.root(file) / path for path, _ in version.modules))
-    }
 
 
 def _is_own_file(path: str) -> bool:

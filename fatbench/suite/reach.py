@@ -66,10 +66,7 @@ class _Walk:
     """A walk from a function to all that it reaches, collected in `texts`."""
 
     def __init__(self, function: Any, file: Path | None) -> None:
-        self.files: dict[Path, str] = {}  # file -> the beginning of the names of its texts
-        if file is not None:
-            start = sources.root(file)
-            self.files = {file: "", **{start / path: path for path, _ in sources.version(file).modules}}
+        self.files = {} if file is None else sources.files(file)  # file -> the beginning of the names of its texts
         self.writes = file is None
         self.home = getattr(inspect.unwrap(function), "__module__", None) if self.writes else None
         self.texts: dict[str, str] = {}

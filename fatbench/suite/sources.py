@@ -101,6 +101,11 @@ def version(file: Path) -> Version:
     )
 
 
+def files(file: Path) -> dict[Path, str]:
+    """A plug-in's files -> their paths below `root`; "" for itself, whatever its name is. Errors as for `tree`."""
+    return {file: "", **{root(file) / path: path for path, _ in version(file).modules}}
+
+
 def local_modules(file: Path, parse: Callable[[Path], ast.Module]) -> list[Path]:
     """The local files that a file imports, directly or indirectly; `parse` gives the syntax tree of a file."""
     files, to_visit = {file: None}, [file]
@@ -114,14 +119,14 @@ def local_modules(file: Path, parse: Callable[[Path], ast.Module]) -> list[Path]
     return [path for path in files if path != file]
 
 
-def delete(*files: Path) -> None:
+def delete(*plugins: Path) -> None:
     """Forget these plug-ins: they are read and run again when they are next needed."""
-    for file in files:
+    for file in plugins:
         _LOADED.pop(file, None)
         with contextlib.suppress(OSError, SyntaxError, ValueError):
-            for path, _ in version(file).modules:
-                sys.modules.pop(module_name(root(file) / path), None)
-                _READ.pop(root(file) / path, None)
+            for path in files(file).keys() - {file}:
+                sys.modules.pop(module_name(path), None)
+                _READ.pop(path, None)
         _READ.pop(file, None)
     tree.cache_clear()
     version.cache_clear()
@@ -138,8 +143,7 @@ def forget(file: Path) -> None:
 
 def is_edited(file: Path) -> bool:
     """Whether a plug-in, or one of its local modules, has changed since it was read."""
-    files = [file, *(root(file) / path for path, _ in version(file).modules)]
-    return any(not path.is_file() or path.read_bytes() != source_bytes(path) for path in files)
+    return any(not path.is_file() or path.read_bytes() != source_bytes(path) for path in files(file))
 
 
 _RUN: set[Path] = set()
@@ -161,17 +165,15 @@ def load(file: Path) -> Any:
 
 
 def _load(file: Path) -> Any:
-    start = root(file)
-    for path, _ in version(file).modules:
-        module = sys.modules.get(module_name(start / path))
-        if module is not None and Path(getattr(module, "__file__", None) or "").resolve() != (start / path).resolve():
-            raise SpecError(
-                f"plugin {file}: {start / path} shadows the loaded module {module_name(start / path)}: rename it"
-            )
-        if (start / path).read_bytes() != source_bytes(start / path):
-            raise SpecError(f"plugin {file}: {start / path} was edited while the program was running: start it again")
-    if str(start) not in sys.path:
-        sys.path.insert(0, str(start))
+    for path in files(file).keys() - {file}:
+        name = module_name(path)
+        module = sys.modules.get(name)
+        if module is not None and Path(getattr(module, "__file__", None) or "").resolve() != path.resolve():
+            raise SpecError(f"plugin {file}: {path} shadows the loaded module {name}: rename it")
+        if path.read_bytes() != source_bytes(path):
+            raise SpecError(f"plugin {file}: {path} was edited while the program was running: start it again")
+    if (start := str(root(file))) not in sys.path:
+        sys.path.insert(0, start)
     _RUN.add(file)
     try:
         return _run(file)
