@@ -29,8 +29,8 @@ gc.set_threshold(GARBAGE)  # imports and suites make many objects and drop none,
 hypothesis.settings.register_profile("fatbench", derandomize=True, deadline=None, database=None)
 hypothesis.settings.load_profile("fatbench")
 
-# fixtures: an empty database on SQLite and on PostgreSQL; three small cells; a folder that two users share
-pytest_plugins = ("databases", "crew", "users")
+# fixtures: an empty database on SQLite and on PostgreSQL; three small cells; a folder that two users share; Ray
+pytest_plugins = ("databases", "crew", "users", "ray_cluster")
 
 KEEP = ("FATBENCH_UPDATE_GOLDEN",)  # meant for the tests themselves
 TERMINAL = ("NO_COLOR", "FORCE_COLOR", "CLICOLOR", "CLICOLOR_FORCE", "COLUMNS", "LINES", "TERM")

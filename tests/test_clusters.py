@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import signal
 import socket
 import sys
 import time
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
-from crew import SUITE, Watcher, each_time, ignore, kill, lasting, never, numbers, once_begun, pid_of, rows, undisturbed
+from crew import SUITE, Watcher, ignore, lasting, never, numbers, pid_of, rows
+from ray_cluster import patiently
 
 from fatbench.cli.app import app
 from fatbench.cli.watch import Watch
@@ -32,83 +30,6 @@ from fatbench.store.stages import Store
 from fatbench.suite import files
 
 # --- Ray ---------------------------------------------------------------------------------------------------------
-
-
-def patiently(start: Callable[[], Any]) -> Any:
-    """Ray gives its own helpers a quarter of a minute to start, which is too short on a machine that is busy."""
-    for _ in range(3):
-        try:
-            return start()
-        except MachineError as error:
-            if "timed out during startup" not in str(error):
-                raise
-    pytest.skip("this machine is so busy that Ray gives up starting")
-
-
-@pytest.fixture(scope="module")
-def patient_ray() -> Iterator[Any]:
-    """Ray, whose workers have the priority of everything else here; it would give them the lowest but four."""
-    package = pytest.importorskip("ray")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RAY_worker_niceness", "0")
-        patch.setenv("RAY_agent_register_timeout_ms", "300000")
-        yield package
-    with warnings.catch_warnings():  # Ray leaves its processes and files to the garbage collector
-        warnings.simplefilter("ignore", ResourceWarning)
-        gc.collect()
-
-
-@pytest.fixture
-def cluster(patient_ray) -> Iterator[Any]:
-    """A Ray cluster of two cores on this machine, as the executor starts one."""
-    package = patient_ray
-    handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
-    with contextlib.ExitStack() as stack:
-        patiently(lambda: stack.enter_context(ray._connected(package, ["cpu", "cpu"])))
-        assert handlers == [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
-        yield package
-    assert not package.is_initialized()
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::ResourceWarning")  # files of Ray that it leaves to the garbage collector
-def test_ray(jobs, machine, cluster):
-    """A task that is killed begins once more, and fails if it is killed again. Stopped tasks go on where they were."""
-    assert ray.slots("cpu", None, 1, machine.db) == ["cpu"] * 2
-    job, seen = lasting(jobs[2]), Watcher()
-    stop = once_begun(machine, job, lambda pid: 2)
-    assert ray.run([job], machine, ["cpu"], ignore, stop) == {job.cell: "interrupted"}
-    assert rows(machine, job) == {"train": ("interrupted", None)}
-
-    killed = lasting(jobs[0])
-    outcomes = ray.run([killed, jobs[1]], machine, ["cpu"] * 2, seen, each_time(machine, killed, kill))
-    assert outcomes == {killed.cell: "failed", jobs[1].cell: "done"}
-    said = [event.message for _, event in seen.seen if event.kind == "interrupted"]
-    assert said == ["its Ray worker was killed (out of memory?): it starts again"]
-    status, error = rows(machine, killed)["train"]
-    assert status == "failed" and error is not None
-    assert error == "its Ray worker was killed (out of memory?)"
-    assert seen.kinds(killed, "train")[-1] == "failed" and seen.kinds(killed) == ["failed"]
-    assert seen.kinds(jobs[1], "train") == ["start", *["progress"] * 4, "done"] and seen.kinds(jobs[1]) == ["done"]
-    assert numbers(machine, jobs[1]) == undisturbed(machine, jobs[1])
-
-    wish = [0]
-    seen = Watcher(job.cell, "progress", partial(wish.__setitem__, 0, 1))
-    assert ray.run([job], machine, ["cpu"], seen, lambda: wish[0]) == {job.cell: "interrupted"}
-    assert rows(machine, job) == {"train": ("interrupted", None)} and seen.kinds(job, "train")[-1] == "interrupted"
-    seen = Watcher()
-    assert ray.run([job], machine, ["cpu"], seen, never) == {job.cell: "done"}
-    assert next(event for _, event in seen.seen if event.stage == "train").round > 0  # it goes on
-    assert numbers(machine, job) == undisturbed(machine, job)
-
-
-@pytest.mark.nightly
-@pytest.mark.filterwarnings("ignore::ResourceWarning")  # files of Ray that it leaves to the garbage collector
-def test_a_ray_task_that_is_killed_once_ends_as_if_it_had_not_been(jobs, machine, cluster):
-    killed, seen = lasting(jobs[0]), Watcher()
-    assert ray.run([killed], machine, ["cpu"], seen, once_begun(machine, killed, kill)) == {killed.cell: "done"}
-    assert "interrupted" in seen.kinds(killed, "train")
-    assert numbers(machine, killed) == undisturbed(machine, killed)
 
 
 @pytest.fixture

@@ -9,11 +9,10 @@ import signal
 import subprocess
 import sys
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import pytest
-from crew import Watcher, diverging, ignore, lasting, never, numbers, pid_of, recovering, rows, undisturbed
+from crew import diverging, rows
 
 from fatbench.cli import app as cli
 from fatbench.cli import run
@@ -194,63 +193,6 @@ def test_an_early_worker_that_died_is_not_taken(begun):
         taken = processes.start_or_take_early(print)
         assert taken is begun[1] and len(begun) == 2
         taken.join()
-
-
-KILLED = "the worker process ended with SIGKILL (out of memory?)"
-
-
-def test_a_killed_worker_takes_only_its_cell_with_it_and_that_is_begun_once_more(jobs, machine, forks):
-    """One of two workers gets SIGKILL in its first cell; three slots for three cells minus one, so a cell waits."""
-    killed = lasting(jobs[0])
-    cells = [killed, *jobs[1:]]
-    seen = Watcher(killed.cell, "start", lambda: os.kill(pid_of(machine, killed), signal.SIGKILL))
-    outcomes = local.run(cells, machine, ["cpu", "cpu"], seen, never)
-    assert outcomes == {job.cell: "done" for job in cells}
-    told = [kind for kind in seen.kinds(killed, "train") if kind != "progress"]
-    assert told == ["start", "interrupted", "start", "done"]
-    said = [event.message for _, event in seen.seen if event.kind == "interrupted"]
-    assert said == [f"{KILLED}: it starts again"]
-    for job in cells:
-        assert len(rows(machine, job)) == 3 and {status for status, _ in rows(machine, job).values()} == {"done"}
-    assert numbers(machine, killed) == undisturbed(machine, killed)
-
-
-def test_a_cell_whose_worker_is_killed_twice_fails(jobs, machine, forks):
-    killed = lasting(jobs[0])
-
-    def watch(slot: int, event: Event) -> None:
-        if (event.cell, event.stage, event.kind) == (killed.cell, "train", "start"):
-            os.kill(pid_of(machine, killed), signal.SIGKILL)
-
-    outcomes = local.run([killed, jobs[1]], machine, ["cpu"], watch, never)
-    assert outcomes == {killed.cell: "failed", jobs[1].cell: "done"}
-    assert rows(machine, killed) == {"train": ("failed", KILLED)}
-    again = recovering(machine, retry_failed=True)
-    assert local.run([killed], again, ["cpu"], ignore, never) == {killed.cell: "done"}
-
-
-def test_more_slots_than_cells_and_stopping_after_the_round(jobs, machine, forks):
-    """Asked to stop after the first round, a worker commits the round at hand; the rest is not begun."""
-    job, wish = lasting(jobs[0]), [0]
-    seen = Watcher(job.cell, "progress", partial(wish.__setitem__, 0, 1))
-    outcomes = local.run([job], machine, ["cpu"] * 4, seen, lambda: wish[0])
-    assert outcomes == {job.cell: "interrupted"}
-    assert {slot for slot, _ in seen.seen} == {0}
-    with Store.open(machine.db) as store:
-        row = store.stages([job.cell])[job.cell, "train"]
-    assert row.status == "interrupted" and 1 <= row.round < row.total
-    assert local.run([job], machine, ["cpu"], ignore, never) == {job.cell: "done"}
-    assert numbers(machine, job) == undisturbed(machine, job)
-
-
-def test_stopping_at_once(jobs, machine, forks):
-    """Nothing is committed, nothing is left in the hands of a process that is gone, the other cells are not begun."""
-    wish, begun = [0], lasting(jobs[0])
-    seen = Watcher(begun.cell, "start", partial(wish.__setitem__, 0, 2))
-    outcomes = local.run([begun, *jobs[1:]], machine, ["cpu"], seen, lambda: wish[0])
-    assert set(outcomes.values()) == {"interrupted"} and len(outcomes) == 3
-    assert rows(machine, begun) == {"train": ("interrupted", None)}
-    assert rows(machine, jobs[1]) == rows(machine, jobs[2]) == {}
 
 
 def test_exit_status_and_fail_fast(jobs, machine, forks, capfd):

@@ -30,6 +30,7 @@ from fatbench.store.schema import POOL_REPORTS as REPORTS
 from fatbench.store.schema import POOL_WORKERS as WORKERS
 from fatbench.store.schema import POOLS, WORK
 
+KEPT = 1000  # reports that stay after they were read
 FREE, TAKEN = "free", "taken"  # else a cell's status is that of its end
 
 
@@ -259,15 +260,12 @@ class Pool:
 
     @patient
     def events(self, after: int) -> tuple[int, list[tuple[str, Any]]]:
-        """(last report's id, [(worker, event)]) of the reports after the one with this id."""
+        """(last report's id, [(worker, event)]) of the reports after the one with this id; old ones are deleted."""
         query = select(REPORTS).where(REPORTS.c.pool == self.id, REPORTS.c.id > after).order_by(REPORTS.c.id)
         with self.database.reading() as connection:
             rows = connection.execute(query).all()
+        if rows and rows[-1].id // KEPT != after // KEPT:
+            with self.database.writing(lasting=False) as connection:
+                connection.execute(delete(REPORTS).where(REPORTS.c.pool == self.id, REPORTS.c.id <= after))
         found = [(row.worker, event) for row in rows for event in json.loads(row.events)]
         return (rows[-1].id if rows else after), found
-
-    @patient
-    def forget(self, until: int) -> None:
-        """Delete the reports up to the one with this id."""
-        with self.database.writing(lasting=False) as connection:
-            connection.execute(delete(REPORTS).where(REPORTS.c.pool == self.id, REPORTS.c.id <= until))
