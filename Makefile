@@ -24,11 +24,11 @@ export PYTHONDONTWRITEBYTECODE :=
 COLOUR := $(if $(NO_COLOR),,$(if $(MAKE_TERMOUT),FORCE_COLOR=1))
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo site docs test bench gpu fidelity fuzz soak slurm scale mutants nightly check lint format settings golden results wheel constraints clean
+.PHONY: help env demo site docs test bench gpu fidelity fuzz soak slurm scale mutants nightly gpu-piece check lint format settings golden results wheel constraints clean
 .DELETE_ON_ERROR:
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 env: $(STAMP) ## the environment of a developer, in .venv; make demo needs and makes a smaller one
 
@@ -124,6 +124,10 @@ nightly: $(STAMP) ## what is too long for every commit: every test, slurm, fuzz,
 # Nine minutes at a time; the same command goes on while it ends with 75.
 gpu: $(STAMP) ## half an hour on a GPU, worst risks first: results/bench; make gpu ARGS=--rehearse needs none
 	@OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.gpu $(ARGS)
+
+# Nine minutes at a time, from the files of results/pieces; the same command goes on while it ends with 75.
+gpu-piece: $(STAMP) ## Table 9 of SFAT, one local epoch, on a GPU in pieces; make gpu-piece ARGS='--data FOLDER'
+	@OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.piece $(ARGS)
 
 check: lint test ## all that must pass before a commit
 

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from benchmarks.measure import Bench, fatbench, interleaved, program, ratios, wall
+from benchmarks.piece import FOLDER
 from benchmarks.rows import AT, PGD7, apart, built, noise_problem
 from fatbench.engine.accuracy import accuracy
 from fatbench.engine.cohort import train_cohort
@@ -172,22 +173,15 @@ def vit_b_monitor(bench: Bench) -> Found:
     return {"said": said, "part": part, "peak_gb": peak}
 
 
-def row(bench: Bench, method: str) -> Found:
-    """Table 9's row of one local epoch: the training and the attacks of FAT or SFAT, in bf16 with recorded steps."""
-    how = ("--smoke",) if bench.quick else ("--seeds", "0")
-    where = ("-k", f"dataset=CIFAR-10 and E=1 and method={method}")
-    path = "graphs" if bench.gpu else "loop"
-    program(fatbench("run", "suite", "sfat-local-epochs", *how, *where, "--device", bench.device.type, "--precision",
-                     "bf16", "-c", f"run.path={path}", "--jobs", "1", "--db", f"{bench.folder}/row.db"))  # fmt: skip
-    preset = ("--preset", "smoke") if bench.quick else ()
-    shown = program(fatbench("report", "sfat-local-epochs", *preset, "--db", f"{bench.folder}/row.db",
-                             "--format", "markdown"))  # fmt: skip
-    return {"said": f"done; {' '.join(line for line in shown.splitlines() if f'| {method} ' in line)[:300]}"}
-
-
 def autoattack(bench: Bench) -> Found:
-    """AutoAttack on the last model of the row's FAT, 1000 images, or of the rehearsal's few."""
-    models = sorted(bench.folder.glob("row-files/*/model-*.safetensors"))
+    """AutoAttack on a model of `make gpu-piece`, 1000 images, or on one of a smoke, a few."""
+    folder = bench.folder if bench.quick else FOLDER
+    if bench.quick:
+        where = ("-k", "dataset=CIFAR-10 and E=1 and method=FAT", "--db", f"{folder}/piece.db")
+        program(fatbench("run", "suite", "sfat-local-epochs", "--smoke", *where, "--device", bench.device.type))
+    models = sorted(folder.glob("piece-files/*/model-*.safetensors"))
+    if not models:
+        return {"said": "not here: make gpu-piece trains the model"}
     n = "4" if bench.quick else "1000"
     attack = "{name: fgsm, eps: 8/255}" if bench.quick else "{name: autoattack, eps: 8/255}"
     shown = program(fatbench("evaluate", str(models[-1]), "--attack", attack, "--images", n,
@@ -208,8 +202,6 @@ def items(bench: Bench, suites: int | None = None) -> dict[str, Callable[[Bench]
         "monitor of ViT-B": vit_b_monitor,
         "bench at_nin": functools.partial(_bench, name="at_nin"),
         "bench autoattack": functools.partial(_bench, name="autoattack"),
-        "row of FAT": functools.partial(row, method="FAT"),
-        "row of SFAT": functools.partial(row, method="SFAT"),
         "AutoAttack on one model": autoattack,
     }
 
