@@ -818,7 +818,7 @@ def test_images_of_a_sheet_are_numbered_at_their_middle() -> None:
     assert list(axes.get_xticks()) == [3.5, 13.5, 23.5] and list(axes.get_yticks()) == [3.5, 13.5]
 
 
-def test_the_forest_plot_has_a_row_a_method_and_a_panel_an_attack(drawn: Suite, tmp_path: Path) -> None:
+def test_the_forest_plot_has_a_row_a_method_and_a_panel_an_attack(drawn: Suite) -> None:
     """By hand: Uniform is 0.25 above FAT at seed 1 and 0.27 at seed 2, of 100 images without outcomes."""
     plan = drawn.plan()
     keys = {one.id: (one.key["method"], int(one.spec["seed"])) for one in plan.cells}
@@ -839,22 +839,20 @@ def test_the_forest_plot_has_a_row_a_method_and_a_panel_an_attack(drawn: Suite, 
     assert said.startswith("Uniform is 26.0 points above FAT under PGD-20 (95 % interval ") and said.endswith(
         ", 2 seeds, too few for a claim)"
     )
-    what = forest.Forest(found, ["natural", "pgd20"], "", "png", None)
-    axes = forest.figure_of(what).axes
+    metrics = ["natural", "pgd20"]
+    axes = forest.figure_of(found, metrics).axes
     assert [one.get_title() for one in axes] == ["natural", "PGD-20"]
     assert [text.get_text() for text in axes[0].get_yticklabels()] == ["skewed, Uniform", "even, Uniform"]
     far = replace(found[0], weights={("far", ""): 1.0, ("FAT", ""): -1.0}, by_seed=(-9.0,), test=None)  # one seed, say
-    clipped = forest.figure_of(replace(what, differences=[*found, far])).axes[0]
+    clipped = forest.figure_of([*found, far], metrics).axes[0]
     assert clipped.get_xlim()[0] > -100 and [text.get_text().strip() for text in clipped.texts] == ["-900"]
     dots = [line.get_xdata()[0] for line in axes[1].get_lines() if line.get_marker() == "o"]
     assert dots == pytest.approx([26, 26])
-    assert forest.draw(replace(what, width=plots.COLUMN, origin="suite: drawn"), "x", tmp_path).name == "x.png"
-    with Image.open(tmp_path / "x.png") as image:
-        assert image.text["Title"] == "Differences from FAT"  # type: ignore[attr-defined]
-        assert image.text["Description"].startswith("suite: drawn; Differences")  # type: ignore[attr-defined]
-    assert "mean over 2 seeds" in (tmp_path / "x.txt").read_text()
+    for_a_paper = forest.figure_of(found, metrics, paper_width=plots.COLUMN)
+    assert for_a_paper.get_supxlabel() == forest.title(found, "points") == "points from FAT"
+    assert "mean over 2 seeds" in forest.caption(found) and "mean over 2 seeds" in axes[0].figure.get_supxlabel()
     alone = [replace(one, seeds=(1,), test=None) for one in found]
-    assert replace(what, differences=alone).caption == "Differences in points, not tested; dot: one seed."
+    assert forest.caption(alone, "SMOKE") == "SMOKE. Differences in points, not tested; dot: one seed."
 
 
 def test_a_baseline_is_a_label_and_where_none_is_named_nothing_is_guessed(drawn: Suite) -> None:

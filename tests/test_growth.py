@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import data_layouts as layouts
@@ -35,8 +34,7 @@ from fatbench.errors import MachineError
 from fatbench.methods.algorithms import ALGORITHMS
 from fatbench.report.figures import series
 from fatbench.report.numbers.sources import Source
-from fatbench.report.numbers.stored import Number as StoredNumber
-from fatbench.report.numbers.stored import rows_of, stored
+from fatbench.report.numbers.stored import rows_of
 from fatbench.runner import checkpoints, worker
 from fatbench.runner.jobs import Job, Machine
 from fatbench.store import document, jsonl, records
@@ -445,21 +443,19 @@ def test_show_reads_the_last_round_of_training_alone(
 
 
 def test_lines_of_many_clients_are_quantiles() -> None:
-    cells = [SimpleNamespace(id="a", spec={"seed": 0}), SimpleNamespace(id="b", spec={"seed": 1})]
     rows = [
-        StoredNumber(cell.id, "train", round, k, "loss", float(k + more) if round == 1 else 1.0, 0)
-        for cell, more in zip(cells, (0, 2), strict=True)
+        (k, round, seed, float(k + more) if round == 1 else 1.0, "", "eps")
+        for seed, more in enumerate((0, 2))
         for k in range(61)
         for round in (1, 2)
     ]
-    source = Source.parse("train:loss[*]")
-    lines = list(series._lines(("x",), "loss", source, cells, None, stored(rows)))
+    line = series.Line({}, "loss", Source.parse("train:loss[*]"), None, [], 2, ("a", "b"))
+    lines = list(series._lines(line, rows))
     assert [line.heading for line in lines] == [
         f"loss, {name} of 61 clients" for name in ("least", "25 %", "median", "75 %", "largest")
     ]
     assert [line.points[0].mean for line in lines] == [1.0, 16.0, 31.0, 46.0, 61.0]
-    few = stored([row for row in rows if row.client < 49])
-    assert len(list(series._lines(("x",), "loss", source, cells, None, few))) == 49
+    assert len(list(series._lines(line, [row for row in rows if row[0] < 49]))) == 49
 
 
 # --- memory ------------------------------------------------------------------------------------------------------

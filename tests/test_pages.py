@@ -260,11 +260,17 @@ def test_a_curve_is_thinned_to_its_ends() -> None:
     assert (len(thin), thin[0], thin[-1]) == (drilldown.MOST, 1, 1000)
 
 
-def test_images_that_would_make_the_page_too_large_are_left_out_and_named() -> None:
-    one = drilldown.GridPoint("a", "s", "paper", "t", ("c0",), images=[("small", "x" * 4), ("large", "x" * 9)])
+def test_images_that_would_make_the_page_too_large_are_left_out_and_named(
+    hostile: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one: drilldown.Point = {"images": [("small", "x" * 4), ("large", "x" * 9)]}
     pages.keep_within([one], 10)
-    assert [caption for caption, _ in one.images] == ["small"]
-    assert one.commands == ["fatbench show c0 --artifacts   # images that were too large to include here"]
+    assert [caption for caption, _ in one["images"]] == ["small"] and one["left_out"]
+    monkeypatch.setattr(pages, "IMAGES", 10)
+    asked = (str(hostile.with_name("hostile.yaml")), "--format", "html", "-o", str(hostile.with_name("small.html")))
+    assert run(monkeypatch, "report", *asked, "--db", str(hostile.with_name("test.db"))) == 0
+    said = hostile.with_name("small.html").read_text()
+    assert "--artifacts   # images that were too large to include here" in said and "data:image/png" not in said
 
 
 @pytest.mark.parametrize(

@@ -65,9 +65,7 @@ def _fill() -> None:
 def drawn_of(suite: Suite, x: str | None, y: list[str], by: list[str]) -> series.Plot:
     plan = suite.plan()
     with Store.open("results/fatbench.db") as store:
-        [plot] = adhoc_figures.series_of(
-            suite, plan, store, [adhoc_figures.figure(suite, plan, store, x, y, by)], "last"
-        )
+        [plot] = series.drawn_from(suite, plan, store, [adhoc_figures.figure(suite, plan, store, x, y, by)], "last")
     return plot
 
 

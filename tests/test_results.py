@@ -130,8 +130,8 @@ def _check_doubts_of_all_views(store: Store) -> Mapping[tuple[str, str], tuple[D
             for value in (value for grid in grids for value in grid.all() if value.behind):
                 told = [re.sub(r" \(seeds? [\d, ]+\)$", "", text) for text in value.doubts]
                 assert {*told} == {text for stage in value.behind for text in words.get(stage, [])}
-            shown = [one for point in drilldown.points_of(grids).values() for one in point.shown]
-            assert {text for one in shown for text in one["doubts"]} == {
+            shown = [one for point in drilldown.points_of(grids).values() for _, _, one in point["shown"]]
+            assert {text for one in shown for text in one.doubts} == {
                 text for g in grids for v in g.all() for text in v.doubts
             }
     for cell, stage in sorted(words, key=lambda key: (-len(words[key]), key))[:2]:

@@ -236,9 +236,9 @@ def test_what_is_bold_in_one_format_is_bold_in_all(
         assert "underline" not in text.split("</style>")[-1] and "<u>" not in text, format
     assert dict(found[0].notes)["marks"] == "bold: significantly better than every other measured number of a column"
     assert "Bold: significantly better than all others." in report.render(found, "latex")
-    drawers = [one for point in drilldown.points_of(found).values() for one in point.shown]
-    assert [one["number"] for one in drawers if one["rank"] == "best"] == ["36.36"]
-    assert [[mark for mark, _ in one["marks"]] for one in drawers] == [[], [], ["↓"], []]
+    drawers = [one for point in drilldown.points_of(found).values() for _, _, one in point["shown"]]
+    assert [one.number for one in drawers if one.rank == "best"] == ["36.36"]
+    assert [one.marks for one in drawers] == [(), (), ("↓",), ()]
 
 
 def test_a_table_that_asks_for_no_marks_has_neither(fashion: Store, tmp_path: Path) -> None:

@@ -405,12 +405,12 @@ def plots_of(
     by: Sequence[str], select: Checkpoint,
 ) -> list[Plot]:  # fmt: skip
     """The figures of a suite, the one with an id, or one of your own over x; says which labels nothing is drawn of."""
-    from fatbench.report.figures import adhoc_figures
+    from fatbench.report.figures import adhoc_figures, series
 
     if x is not None or y or by:
         figure = adhoc_figures.figure(suite, plan, store, x, y, by)
         assert store is not None  # else nothing is measured
-        return adhoc_figures.series_of(suite, plan, store, [figure], select)
+        return series.drawn_from(suite, plan, store, [figure], select)
     if not suite.figures:
         raise NothingMatched(f"suite '{suite.name}' has no figures: give x, such as round, and a metric for your own")
     plots = report.build_figures(suite, plan, store, id, select=select)

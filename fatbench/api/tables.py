@@ -130,7 +130,7 @@ class Table:
             ]
             folder = settings.files_folder(settings.database(next(iter(listed_databases(self.db)), None)))
             select: Any = next((grid.select for grid in self.grids), "last")
-            return pages.page(pages.content(parts, store, select=select, files=folder), provenance.short_version())
+            return pages.page(parts, store, select=select, files=folder, commit=provenance.short_version())
 
     def latex(
         self,

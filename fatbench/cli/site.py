@@ -17,8 +17,6 @@ from fatbench.errors import NothingMatched, SpecError
 from fatbench.store.opening import opened
 
 if TYPE_CHECKING:
-    from fatbench.report.site.leaderboards import Board
-    from fatbench.report.site.pages import Part
     from fatbench.store.selection import Checkpoint
 
 
@@ -95,18 +93,10 @@ def _write(
         if not suite_parts:
             raise NothingMatched("; ".join(problems) or api.why_empty(None, store, files or None))
         folder = None if files else settings.files_folder(settings.database())
-
-        def read(suite_part: Part) -> pages.Content:
-            say(f"page of {suite_part.plan.suite}, of {len(suite_parts)} suites")
-            return pages.content([suite_part], store, select=select, files=folder, images=images)
-
-        def boards() -> list[Board]:
-            say("index")
-            return pages.boards_of(suite_parts, store, select)
-
         written_files, removed_files = pages.site(
-            suite_parts, read, boards, output, problems, provenance.short_version(), refresh_seconds
-        )
+            suite_parts, store, output, select=select, files=folder, images=images, problems=problems,
+            commit=provenance.short_version(), refresh_seconds=refresh_seconds, say=say,
+        )  # fmt: skip
     for problem in problems:
         print(f"fatbench: {problem}", file=sys.stderr)
     if removed_files:

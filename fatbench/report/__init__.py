@@ -215,7 +215,7 @@ def build_figures(
     """Build the figures of a suite, or the one with an id, from the database. SpecError: an unknown id."""
     from fatbench.report.figures import series
     from fatbench.report.numbers import shown_runs
-    from fatbench.report.numbers.stored import read, stored
+    from fatbench.report.numbers.stored import stored
 
     ids = [figure.id for figure in suite.figures]
     if figure_id is not None and figure_id not in ids:
@@ -223,10 +223,7 @@ def build_figures(
     figures = [figure for figure in suite.figures if figure_id in (None, figure.id)]
     if store is None:
         return series.build(suite, plan, stored([], select, checkpoints=plan.checkpoints), figures)
-    plan = shown_runs.shown_plan(plan, store)
-    sources = [text for figure in figures for text in figure.series.values()]
-    numbers = read(sources, plan, store, select, curves=True)
-    return series.build(suite, plan, numbers, figures)
+    return series.drawn_from(suite, shown_runs.shown_plan(plan, store), store, figures, select)
 
 
 def drawable(plots: Sequence[Plot], files: Path) -> list[Plot]:
@@ -237,8 +234,7 @@ def drawable(plots: Sequence[Plot], files: Path) -> list[Plot]:
         if not plot.empty
         or any(
             line.source.stage == "artifact" and (files / cell / "artifacts").is_dir()
-            for panel in plot.panels
-            for line in panel.lines
+            for line in plot.lines
             for cell in line.cells
         )
     ]
@@ -252,8 +248,7 @@ def unknown(plots: Sequence[Plot], plan: Plan, store: Store | None) -> list[str]
         (plot.figure.id, heading, text.removeprefix("train:").split("[")[0])
         for plot in plots
         for heading, text in plot.figure.series.items()
-        if text.startswith("train:")
-        and not any(line.points for panel in plot.panels for line in panel.lines if line.heading == heading)
+        if text.startswith("train:") and not any(line.points for line in plot.lines if line.heading == heading)
     }
     logged_metrics = (
         [metric for metric, _ in logged_clients(plan, store)] if missing_series and store is not None else []
@@ -285,7 +280,7 @@ def draw_forest(
 ) -> Path:  # fmt: skip
     """Write the forest plot of a suite: its methods against the baseline. NothingMatched: no cells can be compared."""
     from fatbench.report import contrasts
-    from fatbench.report.figures import forest
+    from fatbench.report.figures import forest, plots
     from fatbench.report.numbers import provenance, shown_runs
     from fatbench.report.numbers.stored import read
     from fatbench.report.tables.sheet import label
@@ -304,5 +299,8 @@ def draw_forest(
     origin = [f"suite: {plan.suite}, preset {plan.preset}"]
     for name in ("commit", "device", "precision"):
         origin.append(f"{name}: {', '.join(sorted(facts.values(name)))}")
-    plot = forest.Forest(differences, plan.metrics(), label(plan), format, width, "; ".join(origin))
-    return forest.draw(plot, f"{plan.suite}-{forest.ID}{preset}", folder, serif)
+    caption, file = forest.caption(differences, label(plan)), folder / f"{plan.suite}-{forest.ID}{preset}.{format}"
+    with plots.settings(**plots.SERIF if serif else {}):
+        figure = forest.figure_of(differences, plan.metrics(), label(plan), width)
+        said = f"{'; '.join(origin)}; {caption}"
+        return plots.save(figure, file, forest.title(differences), said, None if width is None else f"{caption}\n")

@@ -8,13 +8,12 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from html import escape
 from typing import Any
 
 from fatbench.report.figures import plots
 from fatbench.report.figures.series import Plot
-from fatbench.report.figures.styles import MARKERS, Style, axis_label, styles_of
+from fatbench.report.figures.styles import MARKERS, axis_label, styles_of
 
 SIZE = (3.5, 2.4)  # inches of a panel
 ON_A_PAGE: dict[Any, Any] = {
@@ -26,78 +25,43 @@ SIGNS = dict(zip(MARKERS, "●■▲◆▼✚✖", strict=True))
 BORDERS = ("solid", "dashed", "dashed", "dotted", "dashed", "dotted", "dotted")  # CSS of `styles.STYLES`
 
 
-@dataclass(frozen=True)
-class Entry:
-    """A line of a legend."""
-
-    name: str
-    colour: str
-    border: str  # CSS
-    sign: str  # of its marker
+Legend = list[tuple[str, str, str, str]]  # of each entry its name, colour, border as CSS, and the sign of its marker
 
 
-@dataclass(frozen=True)
-class InlineFigure:
-    """A figure, ready for a page."""
-
-    legend: list[Entry]
-    panels: list[tuple[str, str]]  # title, SVG
-
-
-def draw(plot: Plot, prefix: str) -> InlineFigure:
-    """Draw the panels of a plot that have a number. prefix: of the ids inside them."""
-    from matplotlib import rc_context, style
+def draw(plot: Plot, prefix: str) -> tuple[Legend, list[tuple[str, str]]]:
+    """(legend, (title, SVG) of each panel that has a number). prefix: of the ids inside them."""
+    from matplotlib.colors import to_hex
     from matplotlib.figure import Figure
 
     panels = [panel for panel in plot.panels if any(line.points for line in panel.lines)]
     name, style_by_name, _ = styles_of(plot, panels)
     common_labels = plots.common_labels(panels)
-    images = []
-    with style.context("default"), rc_context({**plots.FIXED, **ON_A_PAGE}):
+    with plots.settings(**ON_A_PAGE):
         figures = [Figure(figsize=SIZE, layout="constrained") for _ in panels]
         axes = [figure.subplots() for figure in figures]
         for panel, panel_axes in zip(panels, axes, strict=True):
             plots.fill(plot, panel, panel_axes, name, style_by_name, common_labels)
             panel_axes.set_title("")
-        plots.share_across(
-            [panel_axes for panel_axes in axes if panel_axes.yaxis_inverted() and plot.figure.kind == "bars"]
-        )
-        upright = (
-            []
-            if plot.figure.kind in plots.ROWS
-            else [panel_axes for panel_axes in axes if not panel_axes.yaxis_inverted()]
-        )
-        for unit in dict.fromkeys(panel_axes.get_ylabel() for panel_axes in upright):
-            _share([panel_axes for panel_axes in upright if panel_axes.get_ylabel() == unit], unit)
-        for position, figure in enumerate(figures):
-            images.append(_svg(figure, f"{prefix}-{position}", list(style_by_name)))
+        if plot.figure.kind not in plots.ROWS:
+            plots.share_across([one for one in axes if one.yaxis_inverted()])
+            upright = [one for one in axes if not one.yaxis_inverted()]
+            for unit in dict.fromkeys(one.get_ylabel() for one in upright):  # so that they can be compared
+                same = [one for one in upright if one.get_ylabel() == unit]
+                lows, highs = zip(*(plots.bounded(one.get_ylim(), unit) for one in same), strict=True)
+                for one in same:
+                    one.set_ylim(min(lows), max(highs))
+        images = [_svg(figure, f"{prefix}-{i}", [*style_by_name]) for i, figure in enumerate(figures)]
     titles = [", ".join(axis_label(axis, label) for axis, label in panel.key.items() if label) for panel in panels]
-    legend = (
-        [] if plot.figure.kind in plots.ROWS or not 1 < len(style_by_name) <= MOST else _legend(plot, style_by_name)
-    )
-    return InlineFigure(legend, list(zip(titles, images, strict=True)))
-
-
-def _share(axes: Sequence[Any], unit: str) -> None:
-    """Give panels of the same numbers one vertical axis, so that they can be compared."""
-    limits = [plots.bounded(panel_axes.get_ylim(), unit) for panel_axes in axes]
-    for panel_axes in axes:
-        panel_axes.set_ylim(min(low for low, _ in limits), max(high for _, high in limits))
-
-
-def _legend(plot: Plot, style_by_name: dict[str, Style]) -> list[Entry]:
-    from matplotlib.colors import to_hex
-
+    legend = [] if plot.figure.kind in plots.ROWS or not 1 < len(style_by_name) <= MOST else [*style_by_name.items()]
     bars = plot.figure.kind == "bars"
-    return [
-        Entry(
-            name,
-            _ink(to_hex(look.colour)),
-            "solid" if bars else BORDERS[look.style],
+    entries = [
+        (
+            name, _ink(to_hex(look.colour)), "solid" if bars else BORDERS[look.style],
             "" if bars or look.marker is None else SIGNS[MARKERS[look.marker]],
         )
-        for name, look in style_by_name.items()
-    ]
+        for name, look in legend
+    ]  # fmt: skip
+    return entries, [*zip(titles, images, strict=True)]
 
 
 def _ink(text: str) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fatbench.report.figures import artifacts
 from fatbench.report.figures.series import BANDS, Line, Panel, Plot
 from fatbench.report.figures.styles import HATCHES, STYLES, Names, Style, axis_label, group, line_settings
 from fatbench.suite.model import Key
@@ -22,9 +23,8 @@ LETTERS = 20  # of an inch of tick labels
 FEW = 4  # points of a line: fewer have whiskers in place of a band
 INK = "#222222"  # of seeds, whiskers and published numbers
 CLASSES = ("x", "o")  # marks of points of class 0 and of class 1
-POINTS: dict[
-    str, dict[str, Any]
-] = {  # of a figure of boundaries: the clients' points, and what an attack makes of them
+# of a figure of boundaries: the clients' points, and what an attack makes of them
+POINTS: dict[str, dict[str, Any]] = {
     "points": {"s": 6, "alpha": 0.45, "linewidths": 0.6},
     "adversarial": {"s": 2, "alpha": 0.6, "linewidths": 0.4, "color": INK},
 }
@@ -51,13 +51,12 @@ def _display_value(line: Line, value: float) -> float:
 
 
 def _last_number(line: Line, name: Names) -> str:
-    """The label of a line or a bar: its name and its last number."""
-    last_point = line.points[-1]
-    spread = "" if last_point.std is None else f" ±{_display_value(line, last_point.std):.3g}"
-    line_name = name(line) or ", ".join(line.key.values()) or line.heading
-    return f"{line_name}: {_display_value(line, last_point.mean):.4g}{spread}" + (
-        f", round {last_point.round:g}" if last_point.round >= 1 else ""
-    )
+    """The label of a line or a bar: its name, then its name again and its last number, for a page to show."""
+    last = line.points[-1]
+    spread = "" if last.std is None else f" ±{_display_value(line, last.std):.3g}"
+    round = f", round {last.round:g}" * (last.round >= 1)
+    said = name(line) or ", ".join(line.key.values()) or line.heading
+    return f"{name(line)}\n{said}: {_display_value(line, last.mean):.4g}{spread}{round}"
 
 
 def curves(panel: Panel, axes: Axes, name: Names, styles: Styles) -> None:
@@ -70,13 +69,11 @@ def curves(panel: Panel, axes: Axes, name: Names, styles: Styles) -> None:
         rounds = [point.round for point in line.points]
         means = [_display_value(line, point.mean) for point in line.points]
         spreads = [_display_value(line, point.std or 0.0) for point in line.points]
-        label = f"{name(line)}\n{_last_number(line, name)}"
+        label = _last_number(line, name)
         if len(rounds) < FEW:
-            settings = {**line_settings(style), "marker": line_settings(style)["marker"] or "o"}
-            plotted, *_ = axes.errorbar(
-                rounds, means, yerr=spreads if any(spreads) else None, elinewidth=0.8, **settings
-            )
-            plotted.set_label(label)
+            marked = {**line_settings(style), "marker": line_settings(style)["marker"] or "o"}
+            whiskers = spreads if any(spreads) else None
+            axes.errorbar(rounds, means, yerr=whiskers, elinewidth=0.8, **marked)[0].set_label(label)
             continue
         axes.plot(rounds, means, markevery=max(1, len(rounds) // 8), label=label, **line_settings(style))
         if any(spreads) and banded:
@@ -84,16 +81,17 @@ def curves(panel: Panel, axes: Axes, name: Names, styles: Styles) -> None:
             high = [mean + spread for mean, spread in zip(means, spreads, strict=True)]
             axes.fill_between(rounds, low, high, color=style.colour, alpha=0.18, linewidth=0, label=label)
     radii = {point.round: point.radius for line in panel.lines for point in line.points if point.radius}
+    swept = {point.swept for line in panel.lines for point in line.points}
+    drawn_rounds = {point.round for line in panel.lines for point in line.points}
     if radii:
-        swept = {point.swept for line in panel.lines for point in line.points}
         axes.set_xlabel("radius of the attack" if swept == {"eps"} else ", ".join(sorted(swept)))
         axes.set_xticks(sorted(radii), [radii[radius] for radius in sorted(radii)])
         return
     axes.set_xlabel("round")
-    if len({point.round for line in panel.lines for point in line.points}) == 1:
-        axes.set_xticks([point.round for line in panel.lines for point in line.points][:1])
-        return
-    axes.xaxis.get_major_locator().set_params(integer=True)  # type: ignore[call-arg]
+    if len(drawn_rounds) == 1:
+        axes.set_xticks([*drawn_rounds])
+    else:
+        axes.xaxis.get_major_locator().set_params(integer=True)  # type: ignore[call-arg]
 
 
 def bars(panel: Panel, axes: Axes, name: Names, styles: Styles) -> None:
@@ -102,8 +100,7 @@ def bars(panel: Panel, axes: Axes, name: Names, styles: Styles) -> None:
     A group is an index, else a label of the first axis of `lines`, else a heading. Where the names of groups are too
     long to stand side by side, the bars lie.
     """
-    lines_with_numbers = (line for line in panel.lines if line.points or line.published)
-    lines = sorted(lines_with_numbers, key=lambda line: line.index or 0)
+    lines = sorted((line for line in panel.lines if line.points or line.published), key=lambda line: line.index or 0)
     groups = list(dict.fromkeys(group(line) for line in lines))
     names = list(dict.fromkeys(name(line) for line in lines))
     width, is_flat = 0.8 / max(1, len(names)), is_horizontal(panel)
@@ -118,8 +115,12 @@ def bars(panel: Panel, axes: Axes, name: Names, styles: Styles) -> None:
                 hatch=HATCHES[style.style], edgecolor="white", linewidth=0,
                 error_kw={"elinewidth": 0.7, "ecolor": INK}, **whisker,
             )  # fmt: skip
-            bar.set_label(f"{name(line)}\n{_last_number(line, name)}")
-            _draw_seeds(axes, line, position, width, is_flat)
+            bar.set_label(_last_number(line, name))
+            seeds = [_display_value(line, value) for value in last_point.values]
+            if len(seeds) > 1:  # a dot for each, side by side in their order
+                beside = [position + (i - (len(seeds) - 1) / 2) * 0.5 * width / len(seeds) for i in range(len(seeds))]
+                dots = (seeds, beside) if is_flat else (beside, seeds)
+                axes.scatter(*dots, s=5, facecolors="white", edgecolors=INK, linewidths=0.5, zorder=3)
         if line.published is not None:
             low, high = (_display_value(line, value) for value in line.published)
             ends = ([low, high], [position, position]) if is_flat else ([position, position], [low, high])
@@ -146,16 +147,6 @@ def is_horizontal(panel: Panel) -> bool:
     """Whether the bars of a panel are horizontal, since the names of their groups do not fit side by side."""
     groups = {group(line) for line in panel.lines if line.points or line.published}
     return max(map(len, groups), default=0) * len(groups) > LETTERS * WIDE
-
-
-def _draw_seeds(axes: Axes, line: Line, position: float, width: float, flat: bool) -> None:
-    """Draw a dot for each of several seeds, side by side in their order."""
-    values = [_display_value(line, value) for value in line.points[-1].values]
-    if len(values) < 2:
-        return
-    positions = [position + (i - (len(values) - 1) / 2) * 0.5 * width / len(values) for i in range(len(values))]
-    coordinates = (values, positions) if flat else (positions, values)
-    axes.scatter(*coordinates, s=5, facecolors="white", edgecolors=INK, linewidths=0.5, zorder=3)
 
 
 def raster(panel: Panel, axes: Axes, name: Names, styles: Styles) -> None:
@@ -188,9 +179,8 @@ def raster(panel: Panel, axes: Axes, name: Names, styles: Styles) -> None:
     axes.set_xlabel("round")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     for row, line in enumerate(lines):
-        total = math.fsum(point.mean for point in line.points)
-        text = f"{total:.3g}"
-        axes.annotate(text, (1.02, row), xycoords=("axes fraction", "data"), va="center", fontsize=7, color=INK)
+        total, at = f"{math.fsum(point.mean for point in line.points):.3g}", ("axes fraction", "data")
+        axes.annotate(total, (1.02, row), xycoords=at, va="center", fontsize=7, color=INK)
 
 
 def matrix(panel: Panel, axes: Axes, name: Names, styles: Styles) -> None:
@@ -198,12 +188,13 @@ def matrix(panel: Panel, axes: Axes, name: Names, styles: Styles) -> None:
     import numpy
     from matplotlib import colormaps
 
-    rows = list(dict.fromkeys(row_name(line) for line in panel.lines))
+    names = [", ".join([*line.key.values(), *([f"client {line.place}"] if line.place else [])]) for line in panel.lines]
+    rows = list(dict.fromkeys(names))
     columns = list(dict.fromkeys(line.heading for line in panel.lines))
     values = numpy.full((len(rows), len(columns)), numpy.nan)
-    for line in panel.lines:
+    for row_name, line in zip(names, panel.lines, strict=True):
         if line.points:
-            values[rows.index(row_name(line)), columns.index(line.heading)] = _display_value(line, line.points[-1].mean)
+            values[rows.index(row_name), columns.index(line.heading)] = _display_value(line, line.points[-1].mean)
     axes.grid(visible=False)
     if numpy.isnan(values).all():
         axes.set_xticks([])
@@ -221,26 +212,15 @@ def matrix(panel: Panel, axes: Axes, name: Names, styles: Styles) -> None:
             axes.text(column, row, f"{value:.1f}", ha="center", va="center", color=colour, fontsize=6)
 
 
-def row_name(line: Line) -> str:
-    """The name of a row of a matrix: the labels of its line, and the client."""
-    return ", ".join([*line.key.values(), *([f"client {line.place}"] if line.place else [])])
-
-
 def tensor(plot: Plot, panel: Panel, line: Line, names: Key, axes: Axes, files: Path | None) -> list[AxesImage]:
     """Draw a tensor of the last round that kept one, of the first seed that has it; return its heat map, if any."""
-    from fatbench.report.figures import artifacts
-
     axes.grid(visible=False)
     for spine in axes.spines.values():
         spine.set_visible(False)
     named_axes = {*names, SERIES, *plot.figure.conditions.get(line.heading, ())}  # a heading of one point says which
-    key = {axis: label for axis, label in panel.key.items() if axis not in named_axes}
-    title, metric = (
-        ", ".join(
-            [*(axis_label(*axis_and_label) for axis_and_label in [*key.items(), *line.key.items()]), line.heading]
-        ),
-        line.source.metric,
-    )
+    key = [(axis, label) for axis, label in panel.key.items() if axis not in named_axes]
+    title = ", ".join([*(axis_label(*one) for one in [*key, *line.key.items()]), line.heading])
+    metric = line.source.metric
     latest = None if files is None else artifacts.latest([files / cell for cell in line.cells], metric)
     if latest is None:
         axes.set_title(wrap_to_width(title, WIDE, 8))
@@ -264,8 +244,6 @@ def boundaries(panel: Panel, panel_title: str, axes: Axes, name: Names, styles: 
     Small dark marks are NAME_adversarial (n, 3), where an attack moves these points. Of the last round that kept a
     margin and the first seed that has it; x along, y upwards, the first row at y = 1.
     """
-    from fatbench.report.figures import artifacts
-
     axes.grid(visible=False)
     axes.set(xlim=(0, 1), ylim=(0, 1), aspect="equal", xlabel="x", ylabel="y")
     rounds = set()
@@ -288,13 +266,8 @@ def boundaries(panel: Panel, panel_title: str, axes: Axes, name: Names, styles: 
             )  # fmt: skip
     if not rounds:
         _draw_message(axes, "no file on this machine")
-    axes.set_title(
-        wrap_to_width(
-            ", ".join(filter(None, [panel_title, *(f"round {round_number}" for round_number in sorted(rounds))])),
-            WIDE,
-            8,
-        )
-    )
+    said = [panel_title, *(f"round {round}" for round in sorted(rounds))]
+    axes.set_title(wrap_to_width(", ".join(filter(None, said)), WIDE, 8))
 
 
 def _draw_message(axes: Axes, message: str) -> None:
@@ -317,15 +290,12 @@ def _draw_heat_map(axes: Axes, matrix: Any, rows: Sequence[str]) -> AxesImage:
 
 def image_sheet(axes: Axes, tensor: Any, rows: Sequence[str]) -> None:
     """Images (a, b, ch, H, W), or (n, ch, H, W) in rows of ten, with their indices."""
-    from fatbench.report.figures import artifacts
-
     sheet, (row_count, column_count), (tile_height, tile_width) = artifacts.tiled(tensor)
     axes.imshow(sheet, interpolation="nearest")
     labels = rows if tensor.ndim == 5 else [str(row * column_count) for row in range(row_count)]
     middle = artifacts.GAP / 2 + 0.5  # of an image, less the gap behind it; a pixel's own middle is a whole number
     axes.set_yticks([(row + 0.5) * tile_height - middle for row in range(row_count)], labels)
-    axes.set_xticks(
-        [(column + 0.5) * tile_width - middle for column in range(column_count)], map(str, range(column_count))
-    )
+    across = range(column_count)
+    axes.set_xticks([(column + 0.5) * tile_width - middle for column in across], map(str, across))
     axes.set_ylabel("client" if tensor.ndim == 5 else "")
     axes.tick_params(length=0)

@@ -6,15 +6,17 @@ holds no more than MOST panels. `styles` says how a line is drawn, `panel_kinds`
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import io
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fatbench import whole_file
 from fatbench.report.figures import panel_kinds
+from fatbench.report.figures.panel_kinds import HIGH, INK, WIDE, wrap_to_width
 from fatbench.report.figures.series import Line, Panel, Plot
 from fatbench.report.figures.styles import GREY, Names, Style, axis_label, handle, styles_of
 from fatbench.report.numbers.sources import RANGE
@@ -24,7 +26,6 @@ from fatbench.suite.tables import SERIES
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-    from matplotlib.image import AxesImage
 
 FORMATS = ("pdf", "svg", "png")
 MOST = 12  # panels of a page
@@ -36,13 +37,42 @@ FIXED: dict[Any, Any] = {  # whatever the reader's own matplotlibrc says
     "svg.hashsalt": "fatbench", "figure.dpi": 100, "savefig.dpi": 300, "savefig.bbox": None, "text.usetex": False,
     "axes.formatter.useoffset": False,
 }  # fmt: skip
-
-
-SERIF = {**FIXED, "font.family": "STIXGeneral", "mathtext.fontset": "stix"}  # as Times, of most papers
-
-
+SERIF = {"font.family": "STIXGeneral", "mathtext.fontset": "stix"}  # as Times, of most papers
 COLUMN, TEXT = 234 / 72.27, 487 / 72.27  # inches of one and of two columns of a paper, whose points are TeX's
 NARROW = 1.5  # inches that a panel of a paper needs
+CAPTION_NOTES = (
+    "data", "checkpoint", "seeds", "differences", "published", "incomplete", "missing", "note", "perturbation",
+)  # fmt: skip
+
+
+@contextlib.contextmanager
+def settings(**more: Any) -> Iterator[None]:
+    """matplotlib's settings of every figure, whatever the reader's own are."""
+    from matplotlib import rc_context, style
+
+    every: dict[Any, Any] = {**FIXED, **more}
+    with style.context("default"), rc_context(every):
+        yield
+
+
+def save(figure: Figure, file: Path, title: str, description: str, caption: str | None = None) -> Path:
+    """Write a figure and, of one for a paper, its caption in a text file beside it. Its metadata has no date, so that
+    a rerun gives the same bytes.
+    """
+    said = {
+        "pdf": {
+            "Title": title, "Subject": description, "CreationDate": None, "Creator": "fatbench",
+            "Producer": "matplotlib",
+        },
+        "svg": {"Title": title, "Description": description, "Date": None, "Creator": "fatbench"},
+        "png": {"Title": title, "Description": description, "Software": "fatbench"},
+    }  # fmt: skip
+    buffer, format = io.BytesIO(), file.suffix[1:]
+    figure.savefig(buffer, format=format, metadata=said[format])
+    whole_file.write(file, buffer.getvalue(), f"-o {file.parent}", make_folder=True)
+    if caption is not None:
+        whole_file.write(file.with_suffix(".txt"), caption, f"-o {file.parent}")
+    return file
 
 
 def draw(
@@ -59,69 +89,46 @@ def draw(
     serif: in the letters of a paper.
     MachineError: the disk is full; SpecError: the folder cannot be written.
     """
-    from matplotlib import rc_context, style
-
-    image_files = []
-    for plot in plots:
-        for names, panels in paged(plot):
-            file = folder / f"{_file_name(plot, names)}.{format}"
-            with style.context("default"), rc_context(SERIF if serif else FIXED):
-                figure, buffer = page_of(plot, names, panels, files, width), io.BytesIO()
-                figure.savefig(buffer, format=format, metadata=_metadata(plot, names, format))
-            whole_file.write(file, buffer.getvalue(), f"-o {folder}", make_folder=True)
-            if width is not None:
-                whole_file.write(
-                    file.with_suffix(".txt"), _caption(plot, names | common_labels(panels)), f"-o {folder}"
-                )
-            image_files.append(file)
-    return image_files
+    written = []
+    for plot, (names, panels) in [(one, page) for one in plots for page in paged(one)]:
+        warning = f"[{plot.label}]" * bool(plot.label)
+        title = " ".join(filter(None, [plot.figure.title, ", ".join(names.values()), warning]))
+        description = "; ".join(f"{what}: {text}" for what, text in plot.notes)
+        caption = None if width is None else _caption(plot, names | common_labels(panels))
+        with settings(**SERIF if serif else {}):
+            figure = page_of(plot, names, panels, files, width)
+            written.append(save(figure, folder / f"{_name(plot, names)}.{format}", title, description, caption))
+    return written
 
 
 def pages_of(plots: Sequence[Plot], files: Path | None = None) -> list[Figure]:
     """The pages of plots as figures, which a notebook shows by themselves; files: as of `draw`."""
-    from matplotlib import rc_context, style
-
     figures = []
-    for plot in plots:
-        for names, panels in paged(plot):
-            with style.context("default"), rc_context(FIXED):
-                figure = page_of(plot, names, panels, files)
-            figure._repr_png_ = functools.partial(_png, figure)  # type: ignore[attr-defined]
-            figures.append(figure)
+    for plot, (names, panels) in [(one, page) for one in plots for page in paged(one)]:
+        with settings():
+            figure = page_of(plot, names, panels, files)
+        figure._repr_png_ = functools.partial(_png, figure)  # type: ignore[attr-defined]
+        figures.append(figure)
     return figures
 
 
 def _png(figure: Figure) -> bytes:
-    from matplotlib import rc_context, style
-
     buffer = io.BytesIO()
-    with style.context("default"), rc_context(FIXED):
+    with settings():
         figure.savefig(buffer, format="png")
     return buffer.getvalue()
 
 
-CAPTION_NOTES = (
-    "data",
-    "checkpoint",
-    "seeds",
-    "differences",
-    "published",
-    "incomplete",
-    "missing",
-    "note",
-    "perturbation",
-)  # notes that a caption has
-
-
 def _caption(plot: Plot, names: Key) -> str:
     """A caption for a paper: content and seeds, without commits and machine."""
-    page_labels = ", ".join(f"{axis} {label}" for axis, label in names.items())
     prefixes = {"seeds": "Seeds ", "perturbation": "Perturbation: "}
-    notes = [f"{prefixes.get(note_name, '')}{note}" for note_name, note in plot.notes if note_name in CAPTION_NOTES]
-    return (
-        ". ".join(sentence.rstrip(".") for sentence in (plot.figure.title, page_labels, plot.label, *notes) if sentence)
-        + ".\n"
-    )
+    notes = [f"{prefixes.get(what, '')}{text}" for what, text in plot.notes if what in CAPTION_NOTES]
+    sentences = (plot.figure.title, _in_words(names), plot.label, *notes)
+    return ". ".join(sentence.rstrip(".") for sentence in sentences if sentence) + ".\n"
+
+
+def _in_words(names: Key) -> str:
+    return ", ".join(f"{axis} {label}" for axis, label in names.items())
 
 
 def paged(plot: Plot) -> list[tuple[Key, list[Panel]]]:
@@ -138,36 +145,12 @@ def paged(plot: Plot) -> list[tuple[Key, list[Panel]]]:
 
 def names(plot: Plot) -> list[str]:
     """The names of the files that `draw` writes for a plot, without their suffix."""
-    return [_file_name(plot, page_labels) for page_labels, _ in paged(plot)]
+    return [_name(plot, page_labels) for page_labels, _ in paged(plot)]
 
 
-def _file_name(plot: Plot, names: Key) -> str:
-    preset = [] if plot.preset == "paper" else [plot.preset]
-    return "-".join([plot.suite, plot.figure.id, *map(_slug, names.values()), *preset])
-
-
-def _slug(text: str) -> str:
-    return re.sub("[^a-z0-9.+]+", "-", text.lower()).strip("-") or "none"
-
-
-def _metadata(plot: Plot, names: Key, format: str) -> dict[str, Any]:
-    title = " ".join(filter(None, [plot.figure.title, ", ".join(names.values()), f"[{plot.label}]" * bool(plot.label)]))
-    return metadata(title, "; ".join(f"{note_name}: {note}" for note_name, note in plot.notes), format)
-
-
-def metadata(title: str, description: str, format: str) -> dict[str, Any]:
-    """The metadata of an image file; without a date, so that a rerun gives the same bytes."""
-    if format == "pdf":
-        return {
-            "Title": title,
-            "Subject": description,
-            "CreationDate": None,
-            "Creator": "fatbench",
-            "Producer": "matplotlib",
-        }
-    if format == "svg":
-        return {"Title": title, "Description": description, "Date": None, "Creator": "fatbench"}
-    return {"Title": title, "Description": description, "Software": "fatbench"}
+def _name(plot: Plot, names: Key) -> str:
+    slugs = [re.sub("[^a-z0-9.+]+", "-", label.lower()).strip("-") or "none" for label in names.values()]
+    return "-".join([plot.suite, plot.figure.id, *slugs, *([plot.preset] if plot.preset != "paper" else [])])
 
 
 KINDS = {
@@ -187,48 +170,26 @@ def page_of(
 ) -> Figure:
     """Draw one page of `paged`. paper_width: inches, for a figure in a paper."""
     from matplotlib.figure import Figure
-    from matplotlib.lines import Line2D
 
-    kind = plot.figure.kind
-    tiles: list[tuple[Panel, Line | None]]
+    kind, shared_labels = plot.figure.kind, names | common_labels(panels)
+    tiles: list[tuple[Panel, Line | None]] = [(panel, None) for panel in panels]
+    labels = [[*dict.fromkeys(panel.key[axis] for panel in panels)] for axis in plot.figure.panels if axis not in names]
     if kind in TILED:
-        tiles = [(panel, line) for panel in panels for line in panel.lines]
-        rows, columns = _arranged(len(tiles), [])
-    else:
-        tiles = [(panel, None) for panel in panels]
-        free_axes = [axis for axis in plot.figure.panels if axis not in names]
-        rows, columns = _arranged(
-            len(panels), [list(dict.fromkeys(panel.key[axis] for panel in panels)) for axis in free_axes]
-        )
-    width = max(5.2, columns * panel_kinds.WIDE * (1.4 if kind == "images" else 1))
+        tiles, labels = [(panel, line) for panel in panels for line in panel.lines], []
+    rows, columns = _arranged(len(tiles), labels)
+    width, panel_height = max(5.2, columns * WIDE * (1.4 if kind == "images" else 1)), HIGH
     if paper_width is not None:
         width, columns = paper_width, min(columns, max(1, int(paper_width / NARROW)))
-        rows = -(-len(tiles) // columns)
-    shared_labels = names | common_labels(panels)
-    page_labels = ", ".join(f"{axis} {label}" for axis, label in shared_labels.items())
-    title = panel_kinds.wrap_to_width(page_labels, width, 9)  # the figure's own title is in the file's metadata
-    caption = panel_kinds.wrap_to_width(
-        ". ".join(f"{reference_name}: {note}" for reference_name, note in plot.notes), width, 5.5
-    )
+        rows, panel_height = -(-len(tiles) // columns), min(HIGH, 0.4 + 0.75 * width / columns)
     name, style_by_name, legend_styles = styles_of(plot, panels)
-    legend_entries = {
-        text: handle(kind, legend_style)
-        for text, legend_style in legend_styles.items()
-        if len(legend_styles) > 1 and kind not in ROWS + TILED
-    }
-    if any(line.published for panel in panels for line in panel.lines):
-        reference_name = "published" if plot.figure.published else "formula"
-        legend_entries[reference_name] = Line2D([], [], color="black", linewidth=2.2, marker="_", markersize=6)
-    if kind == "boundaries":
-        legend_entries |= {
-            f"class {c}": Line2D([], [], color=GREY, linestyle="", marker=m) for c, m in enumerate(panel_kinds.CLASSES)
-        } | {"adversarial": Line2D([], [], color=panel_kinds.INK, linestyle="", marker="o", markersize=2)}
-    if paper_width is not None:
-        title = caption = ""
+    legend = _legend(plot, panels, legend_styles)
+    title = caption = ""
+    if paper_width is None:
+        title = wrap_to_width(_in_words(shared_labels), width, 9)  # the figure's own title is in the file's metadata
+        caption = wrap_to_width(". ".join(f"{what}: {text}" for what, text in plot.notes), width, 5.5)
     footer_height = 0.1 + 0.085 * (caption.count("\n") + 1) * bool(caption)
-    per_row = max(1, int(width / (0.5 + 0.062 * max(map(len, legend_entries), default=1))))
-    legend_height = 0.155 * -(-len(legend_entries) // per_row) + 0.1 if legend_entries else 0
-    panel_height = panel_kinds.HIGH if paper_width is None else min(panel_kinds.HIGH, 0.4 + 0.75 * width / columns)
+    per_row = max(1, int(width / (0.5 + 0.062 * max(map(len, legend), default=1))))
+    legend_height = 0.155 * -(-len(legend) // per_row) + 0.1 if legend else 0
     height = rows * panel_height + footer_height + legend_height + 0.16 * (title.count("\n") + 1) * bool(title)
     bottom = (footer_height + legend_height) / height
     figure = Figure(figsize=(width, height), layout="constrained")
@@ -239,26 +200,20 @@ def page_of(
     for axes in grid.flat[len(tiles) :]:
         axes.set_axis_off()
     axes_by_unit: dict[str, Axes] = {}
-    heat_maps: list[AxesImage] = []
-    horizontal_axes: list[Axes] = []
+    heat_maps: list[Any] = []
     for (panel, line), axes in zip(tiles, grid.flat, strict=False):
         if line is not None:
             heat_maps += panel_kinds.tensor(plot, panel, line, shared_labels, axes, files)
             continue
-        panel_title = ", ".join(
-            axis_label(axis, label) for axis, label in panel.key.items() if axis not in shared_labels
-        )
+        panel_title = ", ".join(axis_label(*one) for one in panel.key.items() if one[0] not in shared_labels)
         if kind == "boundaries":
             panel_kinds.boundaries(panel, panel_title, axes, name, style_by_name, files)
             continue
         fill(plot, panel, axes, name, style_by_name, shared_labels)
-        axes.set_title(panel_kinds.wrap_to_width(panel_title, panel_kinds.WIDE, 8))
-        if kind in ROWS:
-            continue
-        if kind == "bars" and panel_kinds.is_horizontal(panel):
-            horizontal_axes.append(axes)
-            continue
+        axes.set_title(wrap_to_width(panel_title, WIDE, 8))
         unit = _unit(plot, panel)
+        if kind in ROWS or (kind == "bars" and panel_kinds.is_horizontal(panel)):
+            continue
         if unit in axes_by_unit:
             axes.sharey(axes_by_unit[unit])  # panels of the same numbers are compared
         elif any(line.points for line in panel.lines):
@@ -271,16 +226,34 @@ def page_of(
     for unit, axes in axes_by_unit.items():
         axes.autoscale_view(scalex=False)  # what one panel shows, all that share its axis have room for
         axes.set_ylim(bounded(axes.get_ylim(), unit))
-    share_across(horizontal_axes)
-    ranges: list[Any] = [heat_map.get_clim() for heat_map in heat_maps]
+    if kind == "bars":
+        share_across([axes for axes in grid.flat if axes.yaxis_inverted()])
+    limits = [heat_map.get_clim() for heat_map in heat_maps]
     for heat_map in heat_maps:  # one scale, so that maps can be compared
-        heat_map.set_clim(min(low for low, _ in ranges), max(high for _, high in ranges))
-    if legend_entries:
+        heat_map.set_clim(min(low for low, _ in limits), max(high for _, high in limits))
+    if legend:
         figure.legend(
-            list(legend_entries.values()), list(legend_entries), loc="lower center", ncols=per_row, frameon=False,
-            handlelength=3.2, borderaxespad=0.2, bbox_to_anchor=(0, footer_height / height, 1, legend_height / height),
+            [*legend.values()], [*legend], loc="lower center", ncols=per_row, frameon=False, handlelength=3.2,
+            borderaxespad=0.2, bbox_to_anchor=(0, footer_height / height, 1, legend_height / height),
         )  # fmt: skip
     return figure
+
+
+def _legend(plot: Plot, panels: Sequence[Panel], styles: Mapping[str, Style]) -> dict[str, Any]:
+    """Name -> entry of the legend of a page."""
+    from matplotlib.lines import Line2D
+
+    kind, entries = plot.figure.kind, {}
+    if len(styles) > 1 and kind not in ROWS + TILED:
+        entries = {text: handle(kind, style) for text, style in styles.items()}
+    if any(line.published for panel in panels for line in panel.lines):
+        mark = Line2D([], [], color="black", linewidth=2.2, marker="_", markersize=6)
+        entries["published" if plot.figure.published else "formula"] = mark
+    if kind == "boundaries":
+        for label, marker in enumerate(panel_kinds.CLASSES):
+            entries[f"class {label}"] = Line2D([], [], color=GREY, linestyle="", marker=marker)
+        entries["adversarial"] = Line2D([], [], color=INK, linestyle="", marker="o", markersize=2)
+    return entries
 
 
 def fill(
@@ -313,11 +286,9 @@ def share_across(horizontal_axes: Sequence[Axes]) -> None:
     """Give panels of horizontal bars with the same numbers one horizontal axis, so that they can be compared."""
     for unit in dict.fromkeys(axes.get_xlabel() for axes in horizontal_axes):
         same_unit = [axes for axes in horizontal_axes if axes.get_xlabel() == unit]
+        limits = [axes.get_xlim() for axes in same_unit]
         for axes in same_unit:
-            axes.set_xlim(
-                min(panel_axes.get_xlim()[0] for panel_axes in same_unit),
-                max(panel_axes.get_xlim()[1] for panel_axes in same_unit),
-            )
+            axes.set_xlim(min(low for low, _ in limits), max(high for _, high in limits))
 
 
 def bounded(limits: tuple[float, float], unit: str) -> tuple[float, float]:
@@ -328,22 +299,16 @@ def bounded(limits: tuple[float, float], unit: str) -> tuple[float, float]:
 
 def common_labels(panels: Sequence[Panel]) -> Key:
     """The labels that all of several panels have: they stand above the page."""
-    if len(panels) < 2:
-        return {}
-    return {
-        axis: label for axis, label in panels[0].key.items() if all(panel.key.get(axis) == label for panel in panels)
-    }
+    keys = [panel.key for panel in panels]
+    return {axis: label for axis, label in keys[0].items() if all(key.get(axis) == label for key in keys) and keys[1:]}
 
 
 def _arranged(count: int, labels: Sequence[Sequence[str]]) -> tuple[int, int]:
     """(rows, columns): the last of several axes goes along, once or more, where that makes a full grid."""
     if len(labels) > 1:
-        last_axis_size = len(labels[-1])
-        full_widths = [
-            columns for columns in range(last_axis_size, 5, last_axis_size) if columns > 1 and count % columns == 0
-        ]
-        if full_widths:
-            columns = next((columns for columns in full_widths if count // columns <= 3), full_widths[-1])
+        widths = [width for width in range(len(labels[-1]), 5, len(labels[-1])) if width > 1 and count % width == 0]
+        if widths:
+            columns = next((width for width in widths if count // width <= 3), widths[-1])
             return count // columns, columns
     columns = count if count <= 3 else {4: 2, 8: 4}.get(count, 3)
     return -(-count // columns), columns

@@ -1,7 +1,10 @@
-"""Build the plots of a suite's figures: numbers over the rounds, mean and spread over seeds.
+"""The figures of a suite: a row for each number of a seed, then lines of means with their spread over seeds.
+
+    build(suite, plan, read(sources, plan, store, "last", curves=True))      those of a suite, or the own ones given
+    drawn_from(suite, plan, store, figures, "last")                          the same, read from a database
 
 A plot holds fractions in [0, 1] and plain numbers, unrounded; `plots` draws it and `render_csv` writes it. Nothing here
-imports torch, numpy or matplotlib.
+imports torch or matplotlib.
 """
 
 from __future__ import annotations
@@ -9,33 +12,31 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from pandas import DataFrame
 
 from fatbench.errors import SpecError
 from fatbench.report.numbers import provenance, quantiles
-from fatbench.report.numbers.long import finder
-from fatbench.report.numbers.points import (
-    PointKey,
-    baselines,
-    check_figure,
-    point_key,
-    points_of_figure,
-    spread,
-    sweeps,
-)
+from fatbench.report.numbers.long import found
+from fatbench.report.numbers.points import baselines, check_figure, point_key, points_of_figure, spread, sweeps
 from fatbench.report.numbers.published import Lookup
 from fatbench.report.numbers.sources import EVERY, RANGE, Source, clients, in_words, mean_and_std
-from fatbench.report.numbers.stored import Stored
+from fatbench.report.numbers.stored import Stored, read
 from fatbench.report.tables import number_format
 from fatbench.report.tables.notes import data_note
-from fatbench.report.tables.sheet import label
+from fatbench.report.tables.sheet import as_tuples, label
 from fatbench.store.selection import PUBLISHED, WORDS, Checkpoint
 from fatbench.suite import model, plugins
 from fatbench.suite.cells import Cell, Plan
 from fatbench.suite.files import Suite
 from fatbench.suite.model import Key
-from fatbench.suite.tables import SERIES, Figure
+from fatbench.suite.tables import KEPT, SERIES, Figure
 from fatbench.suite.types import number, seeds_text
+
+if TYPE_CHECKING:
+    from fatbench.store.stages import Store
 
 
 @dataclass(frozen=True)
@@ -97,9 +98,27 @@ class Plot:
     notes: list[tuple[str, str]] = field(default_factory=list)  # (what, text)
 
     @property
+    def placed(self) -> list[tuple[Panel, Line]]:
+        """The lines of all panels, each with its panel."""
+        return [(panel, line) for panel in self.panels for line in panel.lines]
+
+    @property
+    def lines(self) -> list[Line]:
+        """The lines of all panels."""
+        return [line for _, line in self.placed]
+
+    @property
     def empty(self) -> bool:
         """Whether no number of the figure has been measured."""
-        return not any(line.points for panel in self.panels for line in panel.lines)
+        return not any(line.points for line in self.lines)
+
+
+def drawn_from(
+    suite: Suite, plan: Plan, store: Store, figures: Sequence[Figure], select: Checkpoint = "last"
+) -> list[Plot]:
+    """`build` with what the database has for these figures."""
+    sources = [text for figure in figures for text in figure.series.values()]
+    return build(suite, plan, read(sources, plan, store, select, curves=True), figures)
 
 
 def build(suite: Suite, plan: Plan, numbers: Stored, figures: Sequence[Figure] | None = None) -> list[Plot]:
@@ -110,86 +129,48 @@ def build(suite: Suite, plan: Plan, numbers: Stored, figures: Sequence[Figure] |
 
 def _plot(suite: Suite, plan: Plan, figure: Figure, numbers: Stored) -> Plot | None:
     check_figure(plan, figure)
-    if figure.kind in ("bars", "matrix"):
-        figure = spread(figure, plan)
-    cells_by_line = points_of_figure(plan, figure)
-    if not cells_by_line:
+    figure = spread(figure, plan) if figure.kind in ("bars", "matrix") else figure
+    places = points_of_figure(plan, figure)
+    if not places:
         return None
-    swept = sweeps(plan)
+    taken = baselines(plan, figure.minus)
+    taken_label = ", ".join(f"{axis} {labels[0]}" for axis, labels in figure.minus.items())
+    if figure.minus and not taken:
+        raise SpecError(f"figure {figure.id}: minus: no cell of preset '{plan.preset}' has {taken_label}")
     sources = {heading: Source.parse(text) for heading, text in figure.series.items()}
-    behind: list[tuple[Any, ...]] = []  # see `provenance.BEHIND`
-    subtracted_cells = _subtracted_cells(plan, figure)
     lookup = None if figure.reference is None else Lookup(figure.reference)
+    cells = {cell.id: cell for by_heading in places.values() for of_line in by_heading.values() for cell in of_line}
+    own = {cell.id for cell in cells.values() if plugins.files(cell.spec)}
     panels: dict[tuple[tuple[str, str], ...], Panel] = {}
-    for (panel_names, line_names), cells_by_heading in cells_by_line.items():
-        for heading, cells in cells_by_heading.items():
-            names = dict(panel_names)
-            key = {axis: heading if axis == SERIES else names[axis] for axis in figure.panels}
+    wanted = []  # (panel, line without points, its cells)
+    for (panel_names, line_names), by_heading in places.items():
+        for heading, of_line in by_heading.items():
+            if any(taken.get(point_key(cell, {})) is cell for cell in of_line):
+                continue  # what is taken off is no difference
+            key = {axis: heading if axis == SERIES else dict(panel_names)[axis] for axis in figure.panels}
             panel = panels.setdefault(tuple(key.items()), Panel(key, []))
-            source = sources[heading]
-            subtracted = (
-                [subtracted_cells.get(point_key(cell, figure.minus)) for cell in cells] if figure.minus else None
-            )
-            if source.stage in ("train", "artifact"):
-                lines = list(_lines(dict(line_names), heading, source, cells, subtracted, numbers))
-            else:
-                radii = swept.get(source.metric, {}) if figure.kind == "lines" else {source.metric: ""}
-                ids = tuple(cell.id for cell in cells)
-                lines = [
-                    _with_evaluations(
-                        Line(dict(line_names), heading, client_source, index, [], len(cells), ids),
-                        cells,
-                        subtracted,
-                        numbers,
-                        radii,
-                        behind,
-                    )
-                    for index, client_source in _sources_by_client(source, cells)
-                ]
-            if lookup is not None:
-                lines = [replace(line, published=_published(lookup, cells[0], line)) for line in lines]
-            panel.lines.extend(lines)
-    plugin_cells = {
-        cell.id
-        for cells_by_heading in cells_by_line.values()
-        for cells in cells_by_heading.values()
-        for cell in cells
-        if plugins.files(cell.spec)
-    }
-    all_lines = [line for panel in panels.values() for line in panel.lines]
-    if not all(plugin_cells.intersection(line.cells) for line in all_lines):
-        for panel in panels.values():
-            panel.lines[:] = [replace(line, own=bool(plugin_cells.intersection(line.cells))) for line in panel.lines]
-    cells_by_id = {
-        cell.id: cell
-        for cells_by_heading in cells_by_line.values()
-        for cells in cells_by_heading.values()
-        for cell in cells
-    }
-    for panel in panels.values():
-        for line in panel.lines:
-            for id in (
-                line.cells if line.points or line.source.stage == "artifact" else ()
-            ):  # an evaluation has added its own stages already
-                behind += numbers.behind(cells_by_id[id], "train", "", 0)
-    plot = Plot(suite.name, plan.preset, figure, label(plan), list(panels.values()), provenance.Facts(behind))
-    plot.notes.extend(_notes(plot, plan, list(cells_by_id.values()), numbers.select))
-    changed: dict[str, set[str]] = {}
-    for (cell, _), doubts in numbers.doubts.items():
-        for doubt in doubts if cell in cells_by_id else ():
-            if doubt.code == "changed":
-                changed.setdefault(doubt.words, set()).add(cell)
-    plot.notes.extend(("changed", f"{words} ({len(ids)} cell{'s' * (len(ids) > 1)})") for words, ids in changed.items())
+            ids = tuple(cell.id for cell in of_line)
+            source, indices = sources[heading], [None]
+            if source.stage not in ("train", "artifact") and source.client == EVERY:
+                indices = [*range(clients(of_line, source))]
+            for k in indices:
+                of_client = source if k is None else replace(source, client=k)
+                wanted.append((panel, Line(dict(line_names), heading, of_client, k, [], len(ids), ids), of_line))
+    rows, behind = _numbers([(line, of_line) for _, line, of_line in wanted], plan, figure, numbers)
+    for i, (panel, line, of_line) in enumerate(wanted):
+        for filled in _lines(line, rows.get(i, [])):
+            published = None if lookup is None else _published(lookup, of_line[0], filled)
+            panel.lines.append(replace(filled, published=published))
+    plot = Plot(suite.name, plan.preset, figure, label(plan), [*panels.values()], provenance.Facts())
+    if not all(own.intersection(line.cells) for line in plot.lines):
+        for panel in plot.panels:
+            panel.lines[:] = [replace(line, own=bool(own.intersection(line.cells))) for line in panel.lines]
+    for line in plot.lines:
+        for id in line.cells if line.points or line.source.stage == "artifact" else ():
+            behind += numbers.behind(cells[id], "train", "", 0)
+    plot = replace(plot, facts=provenance.Facts(behind))
+    plot.notes.extend(_notes(plot, plan, [*cells.values()], numbers, taken_label))
     return plot
-
-
-def _subtracted_cells(plan: Plan, figure: Figure) -> dict[PointKey, Cell]:
-    """The cells whose numbers `minus` subtracts, by their points. SpecError: the plan has no such cell."""
-    subtracted_cells = baselines(plan, figure.minus)
-    if figure.minus and not subtracted_cells:
-        label_text = ", ".join(f"{axis} {axis_labels[0]}" for axis, axis_labels in figure.minus.items())
-        raise SpecError(f"figure {figure.id}: minus: no cell of preset '{plan.preset}' has {label_text}")
-    return subtracted_cells
 
 
 def _published(lookup: Lookup, cell: Cell, line: Line) -> tuple[float, float] | None:
@@ -199,133 +180,58 @@ def _published(lookup: Lookup, cell: Cell, line: Line) -> tuple[float, float] | 
     return None if least is None else (least, least if most is None else most)
 
 
-def _lines(
-    key: Key,
-    heading: str,
-    source: Source,
-    cells: Sequence[Cell],
-    subtracted: Sequence[Cell | None] | None,
-    numbers: Stored,
-) -> Iterable[Line]:
-    """The lines of one heading at one place: one, or one for each client or class that was measured.
+# --- a row for each number of a seed ------------------------------------------------------------------------------
 
-    subtracted: the cells whose numbers are taken off, for each of `cells`, or None.
-    """
-    ids = tuple(cell.id for cell in cells)
-    by_client = [
-        _value_differences(cell, subtracted_cell, source, numbers)
-        for cell, subtracted_cell in zip(cells, subtracted or cells, strict=True)
-    ]
-    clients = [source.client]
-    if source.client == EVERY:
-        clients = sorted({client for values_by_round in by_client for client in values_by_round if client >= 0})
-        if len(clients) >= quantiles.MANY:
-            yield from _quantiles(key, heading, source, cells, by_client, len(clients))
-            return
-    for client in clients:
-        client_series = [
-            ranges(values_by_round) if client == RANGE else values_by_round.get(client, {})
-            for values_by_round in by_client
-        ]
-        series = {
-            int(cell.spec["seed"]): values_by_round for cell, values_by_round in zip(cells, client_series, strict=True)
-        }
-        rounds = sorted({round for values_by_round in series.values() for round in values_by_round})
-        index = client if source.client == EVERY else None
-        yield Line(key, heading, source, index, [_point(series, round) for round in rounds], len(cells), ids)
+Row = tuple[int, float, int, float, str, str]  # client, round or radius, seed, value; of a radius its text, its setting
 
 
-ByClient = Mapping[int, Mapping[int, float]]  # client -> round -> value
+def _numbers(
+    lines: Sequence[tuple[Line, Sequence[Cell]]], plan: Plan, figure: Figure, stored: Stored
+) -> tuple[dict[int, list[Row]], list[tuple[Any, ...]]]:
+    """(position of a line -> its numbers, those of the point that `minus` names taken off; `provenance.BEHIND`)."""
+    taken, swept = baselines(plan, figure.minus), sweeps(plan) if figure.kind == "lines" else {}
+    settings = {one.sweep: one.swept for _, cells in lines for cell in cells for one in cell.evaluations if one.sweep}
+    trained, evaluated = [], []
+    for i, (line, cells) in enumerate(lines):
+        source = line.source
+        minus = [taken.get(point_key(cell, figure.minus)) if figure.minus else cell for cell in cells]
+        pairs = [(cell, other) for cell, other in zip(cells, minus, strict=True) if other is not None]
+        if source.stage in ("train", "artifact"):
+            trained += [(i, cell.id, other.id, source.metric, int(cell.spec["seed"])) for cell, other in pairs]
+            continue
+        radii = swept.get(source.metric, {}) if figure.kind == "lines" else {source.metric: ""}
+        for position, (metric, radius) in enumerate(radii.items()):
+            at = (source.client, _position(radius, position), radius, settings.get(source.metric, "eps"))
+            of_radius = replace(source, metric=metric, text=f"{source.text} {radius}")
+            evaluated += [(i, cell, other, of_radius, source.metric, *at) for cell, other in pairs]
+    rows: dict[int, list[Row]] = {}
+    of_training = DataFrame(trained, columns=["line", "cell", "minus", "metric", "seed"])
+    for i, client, round, seed, value in _trained(of_training, stored):
+        rows.setdefault(i, []).append((client, round, seed, value, "", "eps"))
+    names = ["line", "cell", "minus", "source", "metric", "client", "x", "radius", "swept"]
+    asked = found(DataFrame(evaluated, columns=names, dtype=object), stored)
+    others = found(asked.assign(cell=asked["minus"]), stored)["value"]
+    behind: list[tuple[Any, ...]] = []
+    for one, less in zip(as_tuples(asked), others, strict=True):
+        if one.value is not None and math.isfinite(one.value) and less is not None:
+            value = one.value - (less if figure.minus else 0)
+            number = (one.client, one.x, int(one.cell.spec["seed"]), value, one.radius, one.swept)
+            rows.setdefault(one.line, []).append(number)
+            for stage in one.stages:
+                behind += stored.behind(one.cell, stage, one.metric, one.n)
+    return rows, behind
 
 
-def _quantiles(
-    key: Key, heading: str, source: Source, cells: Sequence[Cell], by_client: Sequence[ByClient], clients: int
-) -> Iterable[Line]:
-    """Five lines in place of one for each of many clients: the quantiles of each round over the clients."""
-    quantiles_by_seed: dict[int, dict[int, dict[str, float]]] = {}
-    for cell, client_values in zip(cells, by_client, strict=True):
-        rounds: dict[int, list[float]] = {}
-        for client, series in client_values.items():
-            for round, value in series.items() if client >= 0 else ():
-                rounds.setdefault(round, []).append(value)
-        quantiles_by_seed[int(cell.spec["seed"])] = {round: quantiles.five(values) for round, values in rounds.items()}
-    all_rounds = sorted({round for client_values in quantiles_by_seed.values() for round in client_values})
-    for name in quantiles.five([0.0]):
-        lines = {
-            seed: {round: five[name] for round, five in client_values.items()}
-            for seed, client_values in quantiles_by_seed.items()
-        }
-        points = [_point(lines, round) for round in all_rounds]
-        heading_text = f"{heading}, {name} of {clients:,} clients"
-        yield Line(
-            key, heading_text, replace(source, client=-1), None, points, len(cells), tuple(cell.id for cell in cells)
-        )
-
-
-def ranges(by_client: Mapping[int, Mapping[int, float]]) -> Mapping[int, float]:
-    """Round -> the largest number of all clients minus the smallest."""
-    rounds: dict[int, list[float]] = {}
-    for client, values_by_round in by_client.items():
-        for round, value in values_by_round.items() if client >= 0 else ():
-            rounds.setdefault(round, []).append(value)
-    return {round: max(values) - min(values) for round, values in rounds.items()}
-
-
-def _value_differences(cell: Cell, subtracted_cell: Cell | None, source: Source, numbers: Stored) -> ByClient:
-    """Client -> round -> value of a cell, minus that of another cell if one is given."""
-    cell_values = numbers.logged(cell.id, source.metric)
-    if subtracted_cell is cell:
-        return cell_values
-    subtracted_values = {} if subtracted_cell is None else numbers.logged(subtracted_cell.id, source.metric)
-    return {
-        client: {
-            round: value - subtracted_values[client][round]
-            for round, value in values_by_round.items()
-            if round in subtracted_values[client]
-        }
-        for client, values_by_round in cell_values.items()
-        if client in subtracted_values
-    }
-
-
-def _sources_by_client(source: Source, cells: Sequence[Cell]) -> list[tuple[int | None, Source]]:
-    """The source, or of "metric[*]" one for each client, with its index."""
-    if source.client != EVERY:
-        return [(None, source)]
-    return [(k, replace(source, client=k)) for k in range(clients(cells, source))]
-
-
-def _with_evaluations(
-    line: Line,
-    cells: Sequence[Cell],
-    subtracted: Sequence[Cell | None] | None,
-    numbers: Stored,
-    radii: Mapping[str, str],
-    behind: list[tuple[Any, ...]],
-) -> Line:
-    """Add the points of a line: its evaluation at each radius. radii: metric -> radius of the attack."""
-    points = []
-    source = line.source
-    every_cell = [*cells, *(cell for cell in subtracted or () if cell is not None)]
-    find = {metric: finder(every_cell, replace(source, metric=metric), numbers) for metric in radii}
-    swept = next(
-        (evaluation.swept for cell in cells for evaluation in cell.evaluations if evaluation.sweep == source.metric),
-        "eps",
-    )
-    for position, (metric, radius) in enumerate(radii.items()):
-        value_by_seed: dict[int, float] = {}
-        found = find[metric]
-        for cell, subtracted_cell in zip(cells, subtracted or cells, strict=True):
-            value, n, stages = found(cell)
-            subtracted_value = None if subtracted_cell is None else found(subtracted_cell)[0]
-            if value is not None and math.isfinite(value) and subtracted_value is not None:
-                value_by_seed[int(cell.spec["seed"])] = value - (0 if subtracted_cell is cell else subtracted_value)
-                for stage in stages:  # of all radii
-                    behind += numbers.behind(cell, stage, source.metric, n)
-        if value_by_seed:
-            point = _point({seed: {0: value} for seed, value in value_by_seed.items()}, 0)
-            points.append(replace(point, round=_position(radius, position), radius=radius, swept=swept))
-    return replace(line, points=sorted(points, key=lambda point: point.round))
+def _trained(asked: DataFrame, stored: Stored) -> Iterable[tuple[int, int, float, int, float]]:
+    """(line, client, round, seed, value) of each finite number of training, that of `minus` taken off."""
+    training = stored.series[(stored.series["stage"] == "train") & np.isfinite(stored.series["value"])]
+    training = training[["cell", "metric", "client", "round", "value"]]
+    numbers = asked.merge(training, on=["cell", "metric"])
+    if (numbers["minus"] != numbers["cell"]).any():
+        others = training.rename(columns={"cell": "minus", "value": "less"})
+        numbers = numbers.merge(others, on=["minus", "metric", "client", "round"])
+        numbers["value"] -= numbers["less"]
+    return zip(*(numbers[name].tolist() for name in ("line", "client", "round", "seed", "value")), strict=True)
 
 
 def _position(value: str, position: int) -> float:
@@ -336,11 +242,41 @@ def _position(value: str, position: int) -> float:
         return float(position)
 
 
-def _point(series: Mapping[int, Mapping[int, float]], round: int) -> SeriesPoint:
-    value_by_seed = {seed: values[round] for seed, values in series.items() if round in values}
-    return SeriesPoint(
-        round, *mean_and_std(tuple(value_by_seed.values())), tuple(value_by_seed), tuple(value_by_seed.values())
-    )
+def _lines(line: Line, rows: Sequence[Row]) -> Iterable[Line]:
+    """The lines of one heading at one place: one, or one for each client or class that was measured; of many clients
+    the quantiles of each round over them.
+    """
+    if line.source.client not in (EVERY, RANGE):
+        yield _with_points(line, (row[1:] for row in rows if row[0] == line.source.client))
+        return
+    by_client: dict[int, list[Any]] = {}
+    of_all: dict[tuple[float, int], list[float]] = {}  # (round, seed) -> the value of each client
+    for client, round, seed, value, *_ in rows:
+        if client >= 0:
+            by_client.setdefault(client, []).append((round, seed, value))
+            of_all.setdefault((round, seed), []).append(value)
+    if line.source.client == RANGE:
+        yield _with_points(line, ((*at, max(values) - min(values)) for at, values in of_all.items()))
+    elif len(by_client) < quantiles.MANY:
+        for client, of_client in sorted(by_client.items()):
+            yield _with_points(replace(line, index=client), of_client)
+    else:
+        five = {at: quantiles.five(values) for at, values in of_all.items()}
+        for name in quantiles.five([0.0]):
+            heading = f"{line.heading}, {name} of {len(by_client):,} clients"
+            of_name = replace(line, heading=heading, source=replace(line.source, client=-1))
+            yield _with_points(of_name, ((*at, values[name]) for at, values in five.items()))
+
+
+def _with_points(line: Line, rows: Iterable[tuple[Any, ...]]) -> Line:
+    """The line with a point for each round or radius. rows: round, seed, value, perhaps the radius and its setting."""
+    points: dict[float, tuple[dict[int, float], tuple[str, ...]]] = {}
+    for round, seed, value, *radius in rows:
+        points.setdefault(round, ({}, tuple(radius)))[0][seed] = value
+    return replace(line, points=[
+        SeriesPoint(round, *mean_and_std([*by_seed.values()]), tuple(by_seed), tuple(by_seed.values()), *radius)
+        for round, (by_seed, radius) in sorted(points.items())
+    ])  # fmt: skip
 
 
 def merge_plots(plots: Sequence[Plot]) -> list[Plot]:
@@ -348,33 +284,31 @@ def merge_plots(plots: Sequence[Plot]) -> list[Plot]:
     by_id: dict[str, list[Plot]] = {}
     for plot in plots:
         by_id.setdefault(plot.figure.id, []).append(plot)
-    return [_merge_same_id(same_id) if len(same_id) > 1 else same_id[0] for same_id in by_id.values()]
+    return [_merged(same_id) if len(same_id) > 1 else same_id[0] for same_id in by_id.values()]
 
 
-def _merge_same_id(plots: Sequence[Plot]) -> Plot:
-    keys = [tuple(panel.key.items()) for plot in plots for panel in plot.panels]
-    first_plot, same_labels = plots[0], len(set(keys)) < len(keys)
-    panels = [
-        replace(panel, key={"suite": plot.suite, **panel.key}) if same_labels else panel
-        for plot in plots
-        for panel in plot.panels
-    ]
-    axes = list(dict.fromkeys(axis for panel in panels for axis in panel.key))
+def _merged(plots: Sequence[Plot]) -> Plot:
+    keys = [({"suite": plot.suite}, panel) for plot in plots for panel in plot.panels]
+    if len({tuple(panel.key.items()) for _, panel in keys}) == len(keys):
+        keys = [({}, panel) for _, panel in keys]
+    axes = list(dict.fromkeys(axis for suite, panel in keys for axis in (*suite, *panel.key)))
     # a suite may lack an axis of another's panels
-    panels = [replace(panel, key={axis: panel.key.get(axis, "") for axis in axes}) for panel in panels]
-    texts_by_note: dict[str, list[str]] = {}
-    for plot in plots:
-        for note_name, text in plot.notes:
-            if text not in texts_by_note.setdefault(note_name, []):
-                texts_by_note[note_name].append(text)
+    panels = [
+        Panel({axis: {**suite, **panel.key}.get(axis, "") for axis in axes}, panel.lines) for suite, panel in keys
+    ]
+    notes: dict[str, dict[str, None]] = {}
+    for name, text in (note for plot in plots for note in plot.notes):
+        notes.setdefault(name, {})[text] = None
     return replace(
-        first_plot, suite="+".join(dict.fromkeys(plot.suite for plot in plots)), panels=panels,
+        plots[0], suite="+".join(dict.fromkeys(plot.suite for plot in plots)), panels=panels,
         preset="+".join(dict.fromkeys(plot.preset for plot in plots)),
         label=next((plot.label for plot in plots if plot.label), ""),
-        figure=first_plot.figure.model_copy(update={"panels": axes}),
-        notes=[(note_name, "; ".join(texts)) for note_name, texts in texts_by_note.items()],
+        figure=plots[0].figure.model_copy(update={"panels": axes}),
+        notes=[(name, "; ".join(texts)) for name, texts in notes.items()],
     )  # fmt: skip
 
+
+# --- what is said of a figure -------------------------------------------------------------------------------------
 
 BANDS = 8  # lines of a panel that can have bands of their spread side by side
 SPREAD = {
@@ -382,111 +316,92 @@ SPREAD = {
     "bars": "bar: mean, whisker: ± sample standard deviation over seeds (ddof 1), dots: the seeds",
     "raster": "the first is drawn; on the right, the sum over rounds, mean over seeds",
     "matrix": "mean over seeds",
-    "heatmap": "the first with a stored tensor is shown",
-    "images": "the first with a stored tensor is shown",
-    "boundaries": "the first with a stored tensor is shown",
+    **dict.fromkeys(KEPT, "the first with a stored tensor is shown"),
 }
 ONE_SEED = {
-    **SPREAD, "lines": "one seed, no spread", "bars": "one seed, no spread",
-    "matrix": "one seed, no spread",
+    **SPREAD, **dict.fromkeys(("lines", "bars", "matrix"), "one seed, no spread"),
     "raster": "on the right, the sum over rounds",
 }  # fmt: skip
+MISSING = 12  # names of a note
 
 
-def _notes(plot: Plot, plan: Plan, cells: Sequence[Cell], select: Checkpoint) -> Iterable[tuple[str, str]]:
+def _notes(
+    plot: Plot, plan: Plan, cells: Sequence[Cell], stored: Stored, taken_label: str
+) -> Iterable[tuple[str, str]]:
     """The notes of a figure, as under a table: the meaning of its lines and their provenance."""
-    preset = f"{plot.suite}, preset {plot.preset}"
-    if plot.label:
-        preset += f": {plot.label}"
+    figure, lines = plot.figure, plot.lines
+    preset = f"{plot.suite}, preset {plot.preset}{f': {plot.label}' * bool(plot.label)}"
     yield "suite", f"{preset}. {plan.note}".removesuffix(". ")
     if plan.where:
         yield "filter", plan.where
-    if perturbation_text := model.perturbations_in_words(
-        (cell.spec["data"]["name"], cell.perturbation) for cell in cells
-    ):
-        yield "perturbation", perturbation_text
-    lines = [line for panel in plot.panels for line in panel.lines]
+    perturbed = ((cell.spec["data"]["name"], cell.perturbation) for cell in cells)
+    if perturbation := model.perturbations_in_words(perturbed):
+        yield "perturbation", perturbation
     words = in_words((line.heading, line.source) for line in lines)
     yield "data", data_note(plot.facts, cells, words)
     if any(line.source.stage not in ("train", "artifact") for line in lines):
-        yield "checkpoint", WORDS[select]
-    seeds = sorted({int(cell.spec["seed"]) for cell in cells})
+        yield "checkpoint", WORDS[stored.select]
     has_spread = any(point.std is not None for line in lines for point in line.points)
-    spread_text = (SPREAD if has_spread else ONE_SEED)[plot.figure.kind]
-    if has_spread and plot.figure.kind == "lines" and all(len(panel.lines) > BANDS for panel in plot.panels):
+    spread_text = (SPREAD if has_spread else ONE_SEED)[figure.kind]
+    if has_spread and figure.kind == "lines" and all(len(panel.lines) > BANDS for panel in plot.panels):
         spread_text = "line: mean over seeds"
-    yield "seeds", f"{seeds_text(seeds)}; {spread_text}"
-    if plot.figure.minus:
-        detail = ", ".join(f"{axis} {axis_labels[0]}" for axis, axis_labels in plot.figure.minus.items())
-        yield "differences", f"differences from {detail}, seed by seed"
-    if any(line.published for line in lines):
-        published = plot.figure.published
-        detail = (
-            f", {PUBLISHED[published.select]}"
-            if published and any(line.source.checkpoint(select) for line in lines)
-            else ""
-        )
-        if published is None:
-            yield "formula", "black marks: computed, printed by no paper"
-        else:
-            yield "published", f"black marks: the paper's numbers{detail}; a bar shows their range"
+    yield "seeds", f"{seeds_text(sorted({int(cell.spec['seed']) for cell in cells}))}; {spread_text}"
+    if figure.minus:
+        yield "differences", f"differences from {taken_label}, seed by seed"
+    if any(line.published for line in lines) and figure.published is None:
+        yield "formula", "black marks: computed, printed by no paper"
+    elif any(line.published for line in lines) and figure.published is not None:
+        of_round = any(line.source.checkpoint(stored.select) for line in lines)
+        at = f", {PUBLISHED[figure.published.select]}" if of_round else ""
+        yield "published", f"black marks: the paper's numbers{at}; a bar shows their range"
     if plot.facts.origins:
         yield from plot.facts.notes(words=words)
     if partial := sum(line.partial for line in lines):
         yield "incomplete", f"{partial} of {len(lines)} lines average fewer seeds than planned, at some rounds or all"
-    if missing_lines := _lines_without_numbers(plot):
-        shown_names = ", ".join(missing_lines[:MISSING]) + f" and {len(missing_lines) - MISSING} others" * (
-            len(missing_lines) > MISSING
-        )
-        yield "missing", f"no number of {shown_names}"
-    if plot.figure.note:
-        yield "note", plot.figure.note
-
-
-MISSING = 12  # names of a note
+    if missing := _lines_without_numbers(plot):
+        others = f" and {len(missing) - MISSING} others" * (len(missing) > MISSING)
+        yield "missing", f"no number of {', '.join(missing[:MISSING])}{others}"
+    if figure.note:
+        yield "note", figure.note
+    ids, changed = {cell.id for cell in cells}, dict[str, set[str]]()
+    for (cell, _), doubts in stored.doubts.items():
+        for doubt in doubts if cell in ids else ():
+            if doubt.code == "changed":
+                changed.setdefault(doubt.words, set()).add(cell)
+    yield from (("changed", f"{said} ({len(of)} cell{'s' * (len(of) > 1)})") for said, of in changed.items())
 
 
 def _lines_without_numbers(plot: Plot) -> list[str]:
     """The lines that have no number, of panels in which others have: failed, or not run."""
     panels = [panel for panel in plot.panels if any(line.points for line in panel.lines)]
-    empty_lines = (
-        line for panel in panels for line in panel.lines if not line.points and line.source.stage != "artifact"
-    )
-    return list(dict.fromkeys(", ".join(filter(None, line.key.values())) or line.heading for line in empty_lines))
+    lines = [line for panel in panels for line in panel.lines if not line.points and line.source.stage != "artifact"]
+    return list(dict.fromkeys(", ".join(filter(None, line.key.values())) or line.heading for line in lines))
 
 
 FIELDS = (
     "heading", "metric", "unit", "index", "round", "radius", "mean", "std", "seeds", "values", "seeds_planned",
     "published", "published_most", "formula", "preset", "label",
 )  # fmt: skip
-FIRST = ("suite", "figure")
 
 
 def render_csv(plots: Sequence[Plot]) -> str:
     """One line for each point of each line, see `number_format.tidy`. Fractions in [0, 1]."""
-    return number_format.csv_text(number_format.tidy(_points(plots), FIRST, FIELDS))
+    return number_format.csv_text(number_format.tidy(_records(plots), ("suite", "figure"), FIELDS))
 
 
-def _points(plots: Sequence[Plot]) -> Iterable[tuple[Key, dict[str, Any]]]:
-    for plot in plots:
-        for panel, line in ((plot_or_panel, line) for plot_or_panel in plot.panels for line in plot_or_panel.lines):
-            key = {axis: label for axis, label in {**panel.key, **line.key}.items() if axis != SERIES}
-            low, high = line.published or (None, None)
-            computed = None
-            if plot.figure.formula is not None:
-                low, high, computed = None, None, low
-            for point in line.points:
-                yield (
-                    key,
-                    {
-                        "suite": plot.suite, "figure": plot.figure.id, "heading": line.heading,
-                        "metric": line.source.metric, "unit": "fraction" if line.source.fraction else "plain",
-                        "index": line.place, "round": point.round if line.source.stage == "train" else None,
-                        "radius": point.radius, "mean": point.mean, "std": point.std,
-                        "seeds": ";".join(map(str, point.seeds)), "seeds_planned": line.wanted,
-                        "values": ";".join(map(number_format.csv_number, point.values)),
-                        "published": low, "published_most": high,
-                        "formula": computed,
-                        "preset": plot.preset, "label": plot.label,
-                    },
-                )  # fmt: skip
+def _records(plots: Sequence[Plot]) -> Iterable[tuple[Key, dict[str, Any]]]:
+    for plot, (panel, line) in [(drawn, one) for drawn in plots for one in drawn.placed]:
+        key = {axis: label for axis, label in {**panel.key, **line.key}.items() if axis != SERIES}
+        low, high = line.published or (None, None)
+        beside: Mapping[str, Any] = {"published": low, "published_most": high, "formula": None}
+        if plot.figure.formula is not None:
+            beside = {"published": None, "published_most": None, "formula": low}
+        for point in line.points:
+            yield key, {
+                "suite": plot.suite, "figure": plot.figure.id, "heading": line.heading, "metric": line.source.metric,
+                "unit": "fraction" if line.source.fraction else "plain", "index": line.place,
+                "round": point.round if line.source.stage == "train" else None, "radius": point.radius,
+                "mean": point.mean, "std": point.std, "seeds": ";".join(map(str, point.seeds)),
+                "seeds_planned": line.wanted, "values": ";".join(map(number_format.csv_number, point.values)),
+                **beside, "preset": plot.preset, "label": plot.label,
+            }  # fmt: skip

@@ -42,41 +42,29 @@ def styles_of(plot: Plot, panels: Sequence[Panel]) -> tuple[Names, dict[str, Sty
     Where one of these varies, or a few of their combinations are there, each has a colour and a style. Where more vary,
     the first is the colour, the second the style, the third the marker, and the legend explains each for itself.
     """
-    lines = [
-        line
-        for panel in panels
-        for line in panel.lines
-        if line.points or line.published or line.source.stage == "artifact"
-    ]
-    labels_by_part = [
-        (name_part, list(dict.fromkeys(name_part(line) for line in lines))) for name_part in _varying_parts(plot, lines)
-    ]
-    varying = [(name_part, labels) for name_part, labels in labels_by_part if len(labels) > 1]
+    lines = [line for panel in panels for line in panel.lines]
+    lines = [line for line in lines if line.points or line.published or line.source.stage == "artifact"]
+    labelled = [(part, list(dict.fromkeys(map(part, lines)))) for part in _varying_parts(plot, lines)]
+    varying = [(part, labels) for part, labels in labelled if len(labels) > 1]
 
     def name(line: Line) -> str:
-        return ", ".join(name_part(line) for name_part, _ in varying)
+        return ", ".join(part(line) for part, _ in varying)
 
-    names = list(dict.fromkeys(name(line) for line in lines))
+    names = list(dict.fromkeys(map(name, lines)))
     has_few_names = len(names) < min(8, math.prod(len(labels) for _, labels in varying))  # of all combinations
     if len(varying) == 1 or has_few_names:
         labels = varying[0][1] if len(varying) == 1 else names
         style_by_label = {label: _style_of(i, len(labels)) for i, label in enumerate(labels)}
         steps = [round(i * (len(labels) - 1) / (MANY - 1)) for i in range(MANY)]
-        legend_labels = labels if len(labels) <= 2 * MANY else [labels[step] for step in steps]
-        return name, style_by_label, {label: style_by_label[label] for label in legend_labels}
+        explained = labels if len(labels) <= 2 * MANY else [labels[step] for step in steps]
+        return name, style_by_label, {label: style_by_label[label] for label in explained}
     style_by_name = {
-        name(line): _style_at([labels.index(name_part(line)) for name_part, labels in varying] or [0]) for line in lines
+        name(line): _style_at([labels.index(part(line)) for part, labels in varying] or [0]) for line in lines
     }
-    legend = {}
-    for position, (_, labels) in enumerate(varying[:3]):
-        for i, label in enumerate(labels):
-            legend[label] = (
-                _style_at([i])
-                if position == 0
-                else Style(GREY, i % 7)
-                if position == 1
-                else Style(GREY, 0, i % len(MARKERS))
-            )
+    looks = (lambda i: _style_at([i]), lambda i: Style(GREY, i % 7), lambda i: Style(GREY, 0, i % len(MARKERS)))
+    legend = {
+        label: look(i) for look, (_, labels) in zip(looks, varying, strict=False) for i, label in enumerate(labels)
+    }
     return name, style_by_name, legend
 
 
@@ -90,12 +78,12 @@ def _varying_parts(plot: Plot, lines: Sequence[Line]) -> list[Part]:
         return lambda line: axis_label(axis, line.key.get(axis, "")) + " (own)" * (line.own and axis == axes[-1])
 
     # the first axis stands beneath the bars; without axes the heading does
-    name_parts = [of(axis) for axis in (axes[1:] if beneath else axes)]
+    parts = [of(axis) for axis in (axes[1:] if beneath else axes)]
     if SERIES not in plot.figure.panels and not (beneath and not axes):
-        name_parts.append(lambda line: line.heading)
+        parts.append(lambda line: line.heading)
     if not bars:
-        name_parts.append(lambda line: f"{line.source.index_noun} {line.place}" if line.place else "")
-    return name_parts
+        parts.append(lambda line: f"{line.source.index_noun} {line.place}" if line.place else "")
+    return parts
 
 
 def axis_label(axis: str, label: str) -> str:
@@ -106,15 +94,17 @@ def axis_label(axis: str, label: str) -> str:
 def _style_of(position: int, label_count: int) -> Style:
     """The style of one of several labels: a colour and a line style; of very many labels, a colour in their order."""
     if label_count > MANY:
-        return Style(_scale(position / (label_count - 1)), 0, None, 0.9)
+        from matplotlib import colormaps
+
+        return Style(colormaps["viridis"](0.9 * (position / (label_count - 1))), 0, None, 0.9)
     palette_round = position // len(COLOURS)  # the eighth has the colour of the first and another style
     return Style(COLOURS[position % 7], (position + palette_round) % 7, (position + palette_round) % 7)
 
 
 def _style_at(positions: Sequence[int]) -> Style:
     """The style at these positions among the labels of each varying part."""
-    colour, style = positions[0], positions[1] if len(positions) > 1 else 0
-    marker = positions[2] if len(positions) > 2 else colour
+    colour, *others = positions
+    style, marker, *_ = (*others, *(0, colour)[len(others) :])
     return Style(COLOURS[colour % 7], style % 7, marker % 7)
 
 
@@ -123,13 +113,6 @@ def group(line: Line) -> str:
     if line.index is not None:
         return line.place
     return next((f"{label} (own)" if line.own else label for label in line.key.values()), line.heading)
-
-
-def _scale(fraction: float) -> Any:
-    """A colour of the scale for many lines, at a fraction in [0, 1]."""
-    from matplotlib import colormaps
-
-    return colormaps["viridis"](0.9 * fraction)
 
 
 def handle(kind: str, style: Style) -> Artist:

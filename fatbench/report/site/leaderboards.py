@@ -1,7 +1,7 @@
 """Leaderboards: every row of one task, of any suite, in one table that can be sorted.
 
 A task is a data set with its variant, a split among clients, and attacks with their settings, in one preset. Attacks on
-privacy are a task of their suite. The table is a grid like any other (`combined`), so its marks and notes are those of
+privacy are a task of their suite. The table is a sheet like any other (`combined`), so its marks and notes are those of
 the tables.
 """
 
@@ -46,6 +46,10 @@ class Task:
     parts: dict[str, tuple[Suite, Plan, list[Cell]]] = field(default_factory=dict)
     headlines: list[Difference] = field(default_factory=list)  # declared comparisons that suites are quoted with
 
+    def takes(self, cell: Cell) -> bool:
+        """Whether a cell asks nothing else under the name of an attack."""
+        return all(self.evaluations.get(one.label, one.id) == one.id for one in cell.evaluations)
+
 
 @dataclass
 class Board:
@@ -69,44 +73,18 @@ class Board:
 
 def tasks(suite_plans: Sequence[Part]) -> list[Task]:
     """The tasks of some suites. A cell belongs to a task that asks nothing else under the name of an attack."""
-    tasks_by_content: dict[str, list[Task]] = {}  # digest of data, split and preset -> its tasks
+    by_content: dict[str, list[Task]] = {}  # digest of data, split and preset -> its tasks
     for suite, plan in suite_plans:
         for cell in plan.cells:
-            evaluations = {evaluation.label: evaluation.id for evaluation in cell.evaluations}
-            content = digest(
-                [plan.preset, cell.spec["data"], cell.spec.get("partition"), cell.spec.get("test"),
-                 suite.name if "attacker" in cell.key else ""]
-            )  # fmt: skip
-            same_content = tasks_by_content.setdefault(content, [])
-            task = next((task for task in same_content if _asks_nothing_else(task, cell)), None)
+            own = suite.name if "attacker" in cell.key else ""
+            spec = cell.spec
+            content = digest([plan.preset, spec["data"], spec.get("partition"), spec.get("test"), own])
+            task = next((task for task in by_content.get(content, ()) if task.takes(cell)), None)
             if task is None:
-                same_content.append(task := Task(plan.preset, cell, {}))
-            task.evaluations |= evaluations
+                by_content.setdefault(content, []).append(task := Task(plan.preset, cell, {}))
+            task.evaluations |= {one.label: one.id for one in cell.evaluations}
             task.parts.setdefault(suite.name, (suite, plan, []))[2].append(cell)
-    return [task for same_content in tasks_by_content.values() for task in same_content]
-
-
-def _asks_nothing_else(task: Task, cell: Cell) -> bool:
-    return all(task.evaluations.get(one.label, one.id) == one.id for one in cell.evaluations)
-
-
-def _set_headlines(suite: Suite, plan: Plan, among: Sequence[Task], declared: Sequence[Difference]) -> None:
-    """Give each headline of a suite to the task with most of its cells, which then has the rows of every side.
-
-    A headline over several data sets has no board of its own and is told by those that have a cell of it.
-    """
-    for one in filter(None, (contrasts.quoted(tests, declared) for tests in suite.tests)):
-        shared = {i: sum(cell.id in one.cells for cell in task.parts[suite.name][2]) for i, task in enumerate(among)}
-        fullest = among[max(shared, key=lambda i: shared[i])]
-        cells, of_headline = fullest.parts[suite.name][2], [cell for cell in plan.cells if cell.id in one.cells]
-        if all(
-            _asks_nothing_else(fullest, cell) and cell.spec["data"] == fullest.cell.spec["data"] for cell in of_headline
-        ):
-            cells += [cell for cell in of_headline if cell not in cells]
-            fullest.headlines.append(one)
-        else:
-            for i, task in enumerate(among):
-                task.headlines += [one] * (shared[i] > 0)
+    return [task for of_content in by_content.values() for task in of_content]
 
 
 def boards(suite_plans: Sequence[Part], grids: Sequence[Sheet], store: Store, select: Checkpoint) -> list[Board]:
@@ -117,32 +95,43 @@ def boards(suite_plans: Sequence[Part], grids: Sequence[Sheet], store: Store, se
     declared: dict[tuple[str, str], list[Difference]] = {}  # suite, preset -> what it declares
     for suite, plan in suite_plans:
         numbers_of = measured_numbers(store, {cell.id for cell in plan.cells}, select).__getitem__
-        declared[suite.name, plan.preset] = contrasts.declared_by(suite.tests, plan, numbers_of)
+        of_suite = declared[suite.name, plan.preset] = contrasts.declared_by(suite.tests, plan, numbers_of)
         among = [task for task in found_tasks if task.preset == plan.preset and suite.name in task.parts]
-        if among:
-            _set_headlines(suite, plan, among, declared[suite.name, plan.preset])
-    all_boards = []
+        for tests in suite.tests if among else ():
+            if (headline := contrasts.quoted(tests, of_suite)) is not None:
+                _give(headline, suite.name, plan, among)
+    made = []
     for task in sorted(found_tasks, key=lambda task: paper_order(next(iter(task.parts)))):
         grid = _grid(task, store, select)
-        if grid is not None:
-            grid = with_published(grid, grids)
-            if (board := _board(task, grid)) is not None:
-                _set_answer(board, task, store, select, declared)
-                all_boards.append(board)
-    _distinguish_titles(all_boards)
-    return sorted(all_boards, key=lambda board: not board.sentence)
+        board = None if grid is None else _board(task, with_published(grid, grids))
+        if board is not None:
+            _answer(board, task, store, select, declared)
+            made.append(board)
+    by_title: dict[str, list[Board]] = {}
+    for board in made:
+        by_title.setdefault(board.title, []).append(board)
+    for same in by_title.values():  # told apart by their suites or preset
+        names = [(", ".join(board.suites), board.preset) for board in same]
+        differing = [i for i in (0, 1) if len({name[i] for name in names}) > 1]
+        for board, name in zip(same, names, strict=True):
+            board.title += f" ({', '.join(name[i] for i in differing)})" * bool(differing)
+    return sorted(made, key=lambda board: not board.sentence)
 
 
-def _distinguish_titles(boards: Sequence[Board]) -> None:
-    """Add suites or preset to the titles of boards that would share one."""
-    boards_by_title: dict[str, list[Board]] = {}
-    for board in boards:
-        boards_by_title.setdefault(board.title, []).append(board)
-    for same_title in boards_by_title.values():
-        names = [(", ".join(board.suites), board.preset) for board in same_title]
-        differing = [position for position in (0, 1) if len({name[position] for name in names}) > 1]
-        for board, name in zip(same_title, names, strict=True):
-            board.title += f" ({', '.join(name[position] for position in differing)})" if differing else ""
+def _give(headline: Difference, suite: str, plan: Plan, among: Sequence[Task]) -> None:
+    """Give a headline to the task with most of its cells, which then has the rows of every side.
+
+    A headline over several data sets has no board of its own and is told by those that have a cell of it.
+    """
+    shared = [sum(cell.id in headline.cells for cell in task.parts[suite][2]) for task in among]
+    fullest = among[shared.index(max(shared))]
+    cells, of_headline = fullest.parts[suite][2], [cell for cell in plan.cells if cell.id in headline.cells]
+    if all(fullest.takes(cell) and cell.spec["data"] == fullest.cell.spec["data"] for cell in of_headline):
+        cells += [cell for cell in of_headline if cell not in cells]
+        fullest.headlines.append(headline)
+        return
+    for task, count in zip(among, shared, strict=True):
+        task.headlines += [headline] * (count > 0)
 
 
 def difference(board: Board, row: Row) -> Difference | None:
@@ -156,7 +145,7 @@ def paper_order(suite: str) -> int:
     return [*dict.fromkeys(PAPERS.values()), OTHER].index(paper_of(suite))
 
 
-def _set_answer(
+def _answer(
     board: Board, task: Task, store: Store, select: Checkpoint, declared: Mapping[tuple[str, str], list[Difference]]
 ) -> None:
     """Compare the rows with the baselines of their suites and set the board's answer and sentence.
@@ -168,8 +157,8 @@ def _set_answer(
         board.sentence = _privacy_sentence(board)
     for suite, plan, cells in task.parts.values() if column.source.stage == "evaluation" else ():
         numbers_of = measured_numbers(store, {cell.id for cell in cells}, select).__getitem__
-        of_board = replace(plan, cells=cells)
-        compared = contrasts.from_baseline(of_board, numbers_of, [column.metric], declared[suite.name, plan.preset])
+        of_board, of_suite = replace(plan, cells=cells), declared[suite.name, plan.preset]
+        compared = contrasts.from_baseline(of_board, numbers_of, [column.metric], of_suite)
         board.differences += [one for one in compared if one.test is not None]
     if task.headlines:
         board.answer, board.sentence = task.headlines[0], sentences.finding(task.headlines[0])
@@ -180,67 +169,58 @@ def _set_answer(
         board.answer = next((one for one in strongest if one.sides[0].startswith(METHODS)), strongest[0])
         row_text = ", ".join(f"{axis} {label}" for axis, label in board.answer.labels.items() if axis in board.axes)
         board.sentence = f"{row_text}: " * bool(row_text) + sentences.sentence(board.answer)
-    if board.answer is not None:
-        families = {one.family for of_suite in declared.values() for one in of_suite}
-        board.declared = board.answer.family in families
+    families = {one.family for of_suite in declared.values() for one in of_suite}
+    board.declared = board.answer is not None and board.answer.family in families
 
 
 def _privacy_sentence(board: Board) -> str:
     """A sentence on the images that the strongest attacker identifies, without a defence and with the best."""
-    column_index = next((i for i, column in enumerate(board.grid.columns) if column.metric == "identification"), None)
-    if column_index is None or "defence" not in board.axes:
+    column = next((i for i, column in enumerate(board.grid.columns) if column.metric == "identification"), None)
+    if column is None or "defence" not in board.axes:
         return ""
-    identified = [(mean, row) for row in board.rows if (mean := row.values[0][column_index].mean) is not None]
-    chances = [chance for _, row in identified if (chance := row.values[0][column_index].chance) is not None]
-    undefended = [share for share, row in identified if row.key.get("defence") == "none"]
-    defended = [(share, row) for share, row in identified if row.key.get("defence") != "none"]
+    entries = [(row.key, row.values[0][column]) for row in board.rows if row.values[0][column].mean is not None]
+    undefended = [entry.mean for key, entry in entries if key.get("defence") == "none"]
+    defended = [(entry.mean, key) for key, entry in entries if key.get("defence") != "none"]
+    chances = [entry.chance for _, entry in entries if entry.chance is not None]
     if not undefended or not defended:
         return ""
-    share, row = min(defended, key=lambda share_and_row: share_and_row[0])
+    share, key = min(defended, key=lambda one: one[0])
     statement = f"The strongest attacker identifies {100 * max(undefended):.0f} % of the clients without a defence"
     guesses = f"; random guesses, at most {100 * max(chances):.2g} %" if chances else ""
     if share >= max(undefended):
         return f"{statement}, and as many with each defence{guesses}"
-    return f"{statement}, and {100 * share:.0f} % with {row.key['defence']} ({row.key['attacker']}){guesses}"
+    return f"{statement}, and {100 * share:.0f} % with {key['defence']} ({key['attacker']}){guesses}"
 
 
 def _grid(task: Task, store: Store, select: Checkpoint) -> Sheet | None:
     """One table of all cells of a task, in which every row is compared with every other; None without numbers."""
     from fatbench.report import build_tables
 
-    task_suites = [(suite, replace(plan, cells=cells)) for suite, plan, cells in task.parts.values()]
-    heading_by_source: dict[str, tuple[str, str]] = {}  # source -> heading, best
-    for suite, _ in task_suites:
-        for table in suite.tables:
-            for heading, source in table.values.items():
-                parsed = Source.parse(source)
-                # of an attack's headings some speak of their table's rows: "AT, PGD-7", and "server" for natural
-                is_own = parsed.stage == "train" or (parsed.metric != "natural" and heading not in table.conditions)
-                if not parsed.stage.startswith(("gap", "prior")):
-                    heading_text = heading if is_own else standard_attacks.heading(parsed.metric)
-                    heading_by_source.setdefault(source, (heading_text, table.best[heading]))
-    sources = list(task.evaluations) or list(heading_by_source)
+    parts = [(suite, replace(plan, cells=cells)) for suite, plan, cells in task.parts.values()]
+    known: dict[str, tuple[str, str]] = {}  # source -> heading, best
+    for table in (table for suite, _ in parts for table in suite.tables):
+        for heading, text in table.values.items():
+            source = Source.parse(text)
+            # of an attack's headings some speak of their table's rows: "AT, PGD-7", and "server" for natural
+            own = source.stage == "train" or (source.metric != "natural" and heading not in table.conditions)
+            if not source.stage.startswith(("gap", "prior")):
+                named = heading if own else standard_attacks.heading(source.metric)
+                known.setdefault(text, (named, table.best[heading]))
+    sources = list(task.evaluations) or list(known)
     try:
-        suite, plan = combined.combine(task_suites, (), sources)
+        suite, plan = combined.combine(parts, (), sources)
     except FatbenchError:  # what the tables show is not what these cells have
         return None
-    (table,) = suite.tables
     names: dict[str, str] = {}
-    for source in sources:
-        heading = heading_by_source.get(source, (standard_attacks.heading(source), ""))[0]
-        if heading in names.values():
-            heading = Source.parse(source).metric.replace("_", " ")
-        names[source] = source if heading in names.values() else heading
-    table = table.model_copy(
-        update={
-            "sources": {names[heading_spec.source]: heading_spec for heading_spec in table.sources.values()},
-            "best": {names[source]: heading_by_source.get(source, ("", "max"))[1] for source in sources},
-            "compare_across": [*table.rows],
-        }
-    )
+    for text in sources:
+        wordings = (known.get(text, (standard_attacks.heading(text),))[0], Source.parse(text).metric.replace("_", " "))
+        names[text] = next((name for name in wordings if name not in names.values()), text)
+    (table,) = suite.tables
+    headings = {names[spec.source]: spec for spec in table.sources.values()}
+    best = {names[text]: known.get(text, ("", "max"))[1] for text in sources}
+    table = table.model_copy(update={"sources": headings, "best": best, "compare_across": [*table.rows]})
     suite = replace(suite, contents=suite.contents.model_copy(update={"tables": [table]}))
-    grids = build_tables(suite, plan, store, select=select, published=False)
-    return grids[0] if grids else None
+    return next(iter(build_tables(suite, plan, store, select=select, published=False)), None)
 
 
 def with_published(board: Sheet, grids: Sequence[Sheet]) -> Sheet:
@@ -265,69 +245,52 @@ def _board(task: Task, grid: Sheet) -> Board | None:
     rows, positions = grid.having(any_number)
     if len(rows) < LEAST or not positions:
         return None
-    single_columns = [p for p in positions if sum(row.values[0][p].mean is not None for row in rows) == 1]
-    single_columns = single_columns if len(single_columns) < len(positions) and len(rows) > LEAST else []
-    positions = [position for position in positions if position not in single_columns]
+    of_one_row = [p for p in positions if sum(row.values[0][p].mean is not None for row in rows) == 1]
+    of_one_row = of_one_row if len(of_one_row) < len(positions) and len(rows) > LEAST else []
+    quoted = ", ".join(f'"{grid.columns[p].heading}"' for p in of_one_row)
     if "attacker" in grid.axes:
-        rows = _strongest_attackers(grid, rows, {key["attacker"] for key in _bounds(task) if "attacker" in key})
+        rows = _strongest_attackers(grid, rows, task)
+    grid = grid.only(rows, [position for position in positions if position not in of_one_row])
+    sorted_by = _strongest_column(grid)
+    if grid.columns[sorted_by].metric == "identification":  # what counts stands first
+        grid = grid.only(grid.rows, [sorted_by, *(c for c in range(len(grid.columns)) if c != sorted_by)])
+        sorted_by = 0
     labels = {axis: list(dict.fromkeys(row.key.get(axis, "") for row in rows)) for axis in grid.axes}
-    axes = [axis for axis, label_text in labels.items() if len(label_text) > 1] or grid.axes[-1:]
-    all_keys = [cell.key for _, plan, _ in task.parts.values() for cell in plan.cells]
-    task_axes = {axis for axis in labels if len({key[axis] for key in all_keys if axis in key}) > 1}
-    constant_labels = [
-        (axis, label_text[0]) for axis, label_text in labels.items() if axis not in (*axes, "suite", "dataset")
+    axes = [axis for axis, of_axis in labels.items() if len(of_axis) > 1] or grid.axes[-1:]
+    keys = [cell.key for _, plan, _ in task.parts.values() for cell in plan.cells]
+    task_axes = {axis for axis in labels if len({key[axis] for key in keys if axis in key}) > 1}
+    alike = [(axis, of_axis[0]) for axis, of_axis in labels.items() if axis not in (*axes, "suite", "dataset")]
+    alike = [(axis, label) for axis, label in alike if label not in ("", "none")]
+    data, split = task.cell.spec["data"], task.cell.spec.get("partition")
+    title = CATALOGUE[data["name"]].title if data["name"] in CATALOGUE else data["name"]
+    variants = [f", {VARIANTS.get(text, f'{key} {text}')}" for key, text in data.items() if key != "name" and text]
+    remarks = [
+        split and f"Split: {format_call.with_all_settings({k: v for k, v in split.items() if v is not None})}",
+        ", ".join(f"{axis} {label}" for axis, label in alike),
+        "each row with the attacker who identifies most; the tables have all attackers" * ("attacker" in axes),
+        f"the tables have {quoted}, of one row" * bool(quoted),
+        f"suites: {', '.join(task.parts)}",
     ]
-    constant_labels = [(axis, label_text) for axis, label_text in constant_labels if label_text not in ("", "none")]
-    headings = [grid.columns[position].heading for position in single_columns]
-    grid = grid.only(rows, positions)
-    sorted_column = _strongest_column(grid)
-    if grid.columns[sorted_column].metric == "identification":  # what counts stands first
-        grid, sorted_column = (
-            grid.only(grid.rows, [sorted_column, *(c for c in range(len(grid.columns)) if c != sorted_column)]),
-            0,
-        )
-    sign = 1 if grid.columns[sorted_column].best == "min" else -1
+    baselines = dict(plan.baseline for _, plan, _ in task.parts.values() if plan.baseline)
+    asked = next((axis for axis in (*baselines, "defence", "attacker") if axis in axes), axes[-1])
+    question = _question(asked, [label for label in labels[asked] if label], baselines.get(asked, ""))
+    sign = 1 if grid.columns[sorted_by].best == "min" else -1
 
     def order(row: Row) -> tuple[bool, bool, float]:
-        value = row.values[0][sorted_column]
-        accuracy = value.mean if value.mean is not None else value.published
-        unmeasured = all(value.mean is None for value in row.values[0])
-        return value.mean is None, unmeasured, float("inf") if accuracy is None else sign * accuracy
+        entry = row.values[0][sorted_by]
+        number = entry.published if entry.mean is None else entry.mean
+        unmeasured = all(one.mean is None for one in row.values[0])
+        return entry.mean is None, unmeasured, float("inf") if number is None else sign * number
 
-    spec = task.cell.spec
-    data = spec["data"]
-    title = CATALOGUE[data["name"]].title if data["name"] in CATALOGUE else data["name"]
-    title += "".join(
-        f", {VARIANTS.get(label_text, f'{key} {label_text}')}"
-        for key, label_text in data.items()
-        if key != "name" and label_text
-    )
-    split = spec.get("partition")
-    remarks = (
-        [f"Split: {format_call.with_all_settings({k: v for k, v in split.items() if v is not None})}"] if split else []
-    )
-    remarks += [", ".join(f"{axis} {label_text}" for axis, label_text in constant_labels)] if constant_labels else []
-    remarks += ["each row with the attacker who identifies most; the tables have all attackers"] * ("attacker" in axes)
-    quoted = ", ".join(f'"{heading}"' for heading in headings)
-    remarks += [f"the tables have {quoted}, of one row"] * bool(headings)
-    remarks += [f"suites: {', '.join(task.parts)}"]
-    baselines = dict(plan.baseline for _, plan, _ in task.parts.values() if plan.baseline)
-    question_axis = next((axis for axis in (*baselines, "defence", "attacker") if axis in axes), axes[-1])
-    question = _question(
-        question_axis, [label for label in labels[question_axis] if label], baselines.get(question_axis, "")
-    )
-    rows = sorted(grid.rows, key=order)
     return Board(
         id=f"board-{digest([task.preset, data, split, task.evaluations, list(task.parts)])[:8]}",
-        title=", ".join([question, title, *(label_text for axis, label_text in constant_labels if axis in task_axes)]),
-        about="; ".join(remarks) + ".",
+        title=", ".join([question, title + "".join(variants), *(label for axis, label in alike if axis in task_axes)]),
+        about="; ".join(filter(None, remarks)) + ".",
         grid=grid,
         axes=axes,
-        rows=rows,
-        sorted_by=sorted_column,
-        choices=[
-            (axis, labels[axis]) for axis in axes if 1 < len(labels[axis]) <= LABELS and len(labels[axis]) < len(rows)
-        ],
+        rows=sorted(grid.rows, key=order),
+        sorted_by=sorted_by,
+        choices=[(axis, labels[axis]) for axis in axes if 1 < len(labels[axis]) < min(LABELS + 1, len(rows))],
         suites=[*task.parts],
         preset=task.preset,
     )
@@ -335,36 +298,34 @@ def _board(task: Task, grid: Sheet) -> Board | None:
 
 def _question(axis: str, labels: Sequence[str], baseline: str) -> str:
     """The question of a board: "SFAT against FAT", "11 methods against FAT", "7 defences"."""
-    other_labels = [label for label in labels if label != baseline]
-    names = " and ".join(other_labels) if len(other_labels) <= 2 else f"{len(other_labels)} {axis.removesuffix('s')}s"
-    if len(other_labels) < len(labels):
+    others = [label for label in labels if label != baseline]
+    names = " and ".join(others) if len(others) <= 2 else f"{len(others)} {axis.removesuffix('s')}s"
+    if len(others) < len(labels):
         return f"{names} against {baseline}"
     suffixes = {"defence": " against gradient inversion", "attacker": " by gradient inversion"}
     return names + suffixes.get(axis, "")
 
 
-def _bounds(task: Task) -> list[Mapping[str, str]]:
-    """The keys of cells whose attacker knows what only the client has: upper bounds, no real attackers."""
+def _strongest_attackers(grid: Sheet, rows: Sequence[Row], task: Task) -> list[Row]:
+    """For each defence, network and suite the attacker who identifies most; one who knows what only the client has is
+    an upper bound and no attacker.
+    """
     cells = [cell for _, plan, _ in task.parts.values() for cell in plan.cells]
-    return [cell.key for cell in cells if threats.of_cell(cell.spec).get("threat") == threats.BOUND]
-
-
-def _strongest_attackers(grid: Sheet, rows: Sequence[Row], bounds: set[str]) -> list[Row]:
-    """For each defence, network and suite the attacker who identifies most; an upper bound is no attacker."""
+    bounds = {cell.key.get("attacker") for cell in cells if threats.of_cell(cell.spec).get("threat") == threats.BOUND}
     metrics = [column.metric for column in grid.columns]
-    ranking_columns = [metrics.index(metric) for metric in ("identification", "psnr") if metric in metrics]
+    ranked_by = [metrics.index(metric) for metric in ("identification", "psnr") if metric in metrics]
 
     def identified(row: Row) -> tuple[float, ...]:
-        means = [row.values[0][position].mean for position in ranking_columns]
+        means = [row.values[0][position].mean for position in ranked_by]
         return tuple(-1.0 if mean is None else mean for mean in means)
 
     strongest: dict[tuple[tuple[str, str], ...], Row] = {}
     for row in rows:
+        others = tuple((axis, label) for axis, label in row.key.items() if axis != "attacker")
         if row.key.get("attacker") in bounds:
             continue
-        other_labels = tuple((axis, label) for axis, label in row.key.items() if axis != "attacker")
-        if other_labels not in strongest or identified(row) > identified(strongest[other_labels]):
-            strongest[other_labels] = row
+        if others not in strongest or identified(row) > identified(strongest[others]):
+            strongest[others] = row
     return [*strongest.values()]
 
 
@@ -373,7 +334,8 @@ def _strongest_column(grid: Sheet) -> int:
 
     A column with published numbers alone is it only where nothing is measured.
     """
-    measured = {p for row in grid.rows for p, value in enumerate(row.values[0]) if value.mean is not None}
+    metrics = [column.metric for column in grid.columns]
+    measured = {entry.column for entry in grid.all() if entry.mean is not None}
     attacks = [
         position
         for position, column in enumerate(grid.columns)
@@ -382,8 +344,6 @@ def _strongest_column(grid: Sheet) -> int:
         and all(facts.role(spec) != "corruption" for spec in grid.attacks.get(column.source.metric, ()))
     ]
     if not attacks:
-        metrics = [column.metric for column in grid.columns]
         return metrics.index("identification") if "identification" in metrics else 0
-    ranked_attacks = [position for position in attacks if grid.columns[position].metric in standard_attacks.TITLES]
-    strengths = {position: standard_attacks.strength(grid.columns[position].metric) for position in attacks}
-    return max(ranked_attacks or attacks, key=lambda position: (strengths[position], position))
+    ranked = [position for position in attacks if metrics[position] in standard_attacks.TITLES]
+    return max(ranked or attacks, key=lambda position: (standard_attacks.strength(metrics[position]), position))
