@@ -29,6 +29,7 @@ from fatbench.errors import MachineError, NothingMatched, SpecError
 from fatbench.report import contrasts, sentences
 from fatbench.report.figures import artifacts, forest, panel_kinds, plots, series, styles
 from fatbench.report.formats import records
+from fatbench.report.numbers.doubts import Doubt
 from fatbench.report.numbers.sources import Source
 from fatbench.report.numbers.stored import Measurement
 from fatbench.report.tables.entries import sheets
@@ -310,7 +311,9 @@ def test_evaluations_are_curves_over_radii_and_bars(drawn: Suite) -> None:
     ]  # fmt: skip
     with Store.open("f.db", create=True) as store:
         fill(store, plan, rows)
-        assert series.render_csv(report.build_figures(suite, plan, store)) == series.render_csv(found)
+        stored = [*csv.DictReader(io.StringIO(series.render_csv(report.build_figures(suite, plan, store))))]
+    assert {one["doubts"].split(";")[0] for one in stored} == {"no outcome of each image is stored"}
+    assert [{**one, "doubts": ""} for one in stored] == [*csv.DictReader(io.StringIO(series.render_csv(found)))]
 
 
 @pytest.mark.parametrize(
@@ -334,6 +337,18 @@ def test_evaluations_that_make_no_figure(drawn: Suite, change: tuple[str, str], 
         suite = files.load("drawn.yaml")
         report.check(suite, suite.plan())
     assert message in str(error.value)
+
+
+def test_a_number_that_was_computed_otherwise_says_so_in_csv_and_note(drawn: Suite) -> None:
+    """Of the two seeds of one line one was computed with another plug-in; no other line says it."""
+    plan = drawn.plan()
+    numbers, doubt = measured.numbers(plan, rows_of(plan)), Doubt("changed", against="another x.py")
+    numbers.doubts = {(cell(plan, "skewed", "FAT", 2).id, "train"): (doubt,)}
+    found = series.build(drawn, plan, numbers)
+    lines = [one for one in csv.DictReader(io.StringIO(series.render_csv(found))) if one["figure"] == "curves"]
+    said = {(one["split"], one["method"]): one["doubts"] for one in lines if one["doubts"]}
+    assert said == {("skewed", "FAT"): "computed with another x.py (seed 2)"}
+    assert dict(plot_of(found, "curves").notes)["changed"] == "computed with another x.py (1 cell)"
 
 
 def test_csv_has_a_line_a_point(drawn: Suite) -> None:

@@ -444,7 +444,7 @@ def test_show_reads_the_last_round_of_training_alone(
 
 def test_lines_of_many_clients_are_quantiles() -> None:
     rows = [
-        (k, round, seed, float(k + more) if round == 1 else 1.0, "", "eps")
+        (k, round, seed, float(k + more) if round == 1 else 1.0, (), "", "eps")
         for seed, more in enumerate((0, 2))
         for k in range(61)
         for round in (1, 2)

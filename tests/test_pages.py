@@ -270,7 +270,7 @@ def test_images_that_would_make_the_page_too_large_are_left_out_and_named(
     asked = (str(hostile.with_name("hostile.yaml")), "--format", "html", "-o", str(hostile.with_name("small.html")))
     assert run(monkeypatch, "report", *asked, "--db", str(hostile.with_name("test.db"))) == 0
     said = hostile.with_name("small.html").read_text()
-    assert "--artifacts   # images that were too large to include here" in said and "data:image/png" not in said
+    assert "--artifacts   # images that were too large to include here" in said and "<img" not in said
 
 
 @pytest.mark.parametrize(
@@ -647,6 +647,21 @@ def test_a_board_has_the_rows_of_its_headline(committed: Mapping[str, Store]) ->
     assert [bool(board.sentence) for board in boards] == sorted(
         (bool(board.sentence) for board in boards), reverse=True
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "preset", "why"),
+    [("fedaux-imagenet-jpeg75", "cpu", "too few for a claim"), ("fat-byzantine", "skew", "IPM 0.5 is")],
+)
+def test_nothing_is_best_at_too_few_seeds_or_beside_the_question(
+    committed: Mapping[str, Store], name: str, preset: str, why: str
+) -> None:
+    """Both find a declared difference: one at three seeds, one of an attack where rows are aggregators."""
+    suite = files.load(name)
+    boards = leaderboards.boards([(suite, suite.plan(preset))], [], committed[f"{name}-{preset}"], "last")
+    told = [board for board in boards if board.declared and board.answer and board.answer.significant]
+    assert any(why in board.sentence for board in told)
+    assert {pages._overview(board)["best"] for board in told} == {""}
 
 
 def test_nothing_is_best_without_a_declared_comparison_and_each_preset_has_its_page(

@@ -19,6 +19,7 @@ from pandas import DataFrame
 
 from fatbench.errors import SpecError
 from fatbench.report.numbers import provenance, quantiles
+from fatbench.report.numbers.doubts import Doubt, with_seeds
 from fatbench.report.numbers.long import found
 from fatbench.report.numbers.points import baselines, check_figure, point_key, points_of_figure, spread, sweeps
 from fatbench.report.numbers.published import Lookup
@@ -50,6 +51,7 @@ class SeriesPoint:
     values: tuple[float, ...] = ()  # of each of these seeds
     radius: str = ""  # of an evaluation, as the suite writes it: "8/255"
     swept: str = "eps"  # the setting whose value that is
+    doubts: tuple[str, ...] = ()  # in words, with the seeds that they are about
 
 
 @dataclass(frozen=True)
@@ -182,7 +184,8 @@ def _published(lookup: Lookup, cell: Cell, line: Line) -> tuple[float, float] | 
 
 # --- a row for each number of a seed ------------------------------------------------------------------------------
 
-Row = tuple[int, float, int, float, str, str]  # client, round or radius, seed, value; of a radius its text, its setting
+# client, round or radius, seed, value, doubts; of a radius its text and its setting
+Row = tuple[int, float, int, float, tuple[Doubt, ...], str, str]
 
 
 def _numbers(
@@ -206,8 +209,8 @@ def _numbers(
             evaluated += [(i, cell, other, of_radius, source.metric, *at) for cell, other in pairs]
     rows: dict[int, list[Row]] = {}
     of_training = DataFrame(trained, columns=["line", "cell", "minus", "metric", "seed"])
-    for i, client, round, seed, value in _trained(of_training, stored):
-        rows.setdefault(i, []).append((client, round, seed, value, "", "eps"))
+    for i, cell, *place, value in _trained(of_training, stored):
+        rows.setdefault(i, []).append((*place, value, stored.doubts.get((cell, "train"), ()), "", "eps"))
     names = ["line", "cell", "minus", "source", "metric", "client", "x", "radius", "swept"]
     asked = found(DataFrame(evaluated, columns=names, dtype=object), stored)
     others = found(asked.assign(cell=asked["minus"]), stored)["value"]
@@ -215,15 +218,15 @@ def _numbers(
     for one, less in zip(as_tuples(asked), others, strict=True):
         if one.value is not None and math.isfinite(one.value) and less is not None:
             value = one.value - (less if figure.minus else 0)
-            number = (one.client, one.x, int(one.cell.spec["seed"]), value, one.radius, one.swept)
+            number = (one.client, one.x, int(one.cell.spec["seed"]), value, one.doubts, one.radius, one.swept)
             rows.setdefault(one.line, []).append(number)
             for stage in one.stages:
                 behind += stored.behind(one.cell, stage, one.metric, one.n)
     return rows, behind
 
 
-def _trained(asked: DataFrame, stored: Stored) -> Iterable[tuple[int, int, float, int, float]]:
-    """(line, client, round, seed, value) of each finite number of training, that of `minus` taken off."""
+def _trained(asked: DataFrame, stored: Stored) -> Iterable[tuple[Any, ...]]:
+    """(line, cell, client, round, seed, value) of each finite number of training, that of `minus` taken off."""
     training = stored.series[(stored.series["stage"] == "train") & np.isfinite(stored.series["value"])]
     training = training[["cell", "metric", "client", "round", "value"]]
     numbers = asked.merge(training, on=["cell", "metric"])
@@ -231,7 +234,7 @@ def _trained(asked: DataFrame, stored: Stored) -> Iterable[tuple[int, int, float
         others = training.rename(columns={"cell": "minus", "value": "less"})
         numbers = numbers.merge(others, on=["minus", "metric", "client", "round"])
         numbers["value"] -= numbers["less"]
-    return zip(*(numbers[name].tolist() for name in ("line", "client", "round", "seed", "value")), strict=True)
+    return zip(*(numbers[name].tolist() for name in ("line", "cell", "client", "round", "seed", "value")), strict=True)
 
 
 def _position(value: str, position: int) -> float:
@@ -250,13 +253,14 @@ def _lines(line: Line, rows: Sequence[Row]) -> Iterable[Line]:
         yield _with_points(line, (row[1:] for row in rows if row[0] == line.source.client))
         return
     by_client: dict[int, list[Any]] = {}
-    of_all: dict[tuple[float, int], list[float]] = {}  # (round, seed) -> the value of each client
-    for client, round, seed, value, *_ in rows:
+    of_all: dict[tuple[Any, ...], list[float]] = {}  # (round, seed, doubts) -> the value of each client
+    for client, round, seed, value, doubts, *_ in rows:
         if client >= 0:
-            by_client.setdefault(client, []).append((round, seed, value))
-            of_all.setdefault((round, seed), []).append(value)
+            by_client.setdefault(client, []).append((round, seed, value, doubts))
+            of_all.setdefault((round, seed, doubts), []).append(value)
     if line.source.client == RANGE:
-        yield _with_points(line, ((*at, max(values) - min(values)) for at, values in of_all.items()))
+        ranges = {at: max(values) - min(values) for at, values in of_all.items()}
+        yield _with_points(line, ((*at[:2], value, at[2]) for at, value in ranges.items()))
     elif len(by_client) < quantiles.MANY:
         for client, of_client in sorted(by_client.items()):
             yield _with_points(replace(line, index=client), of_client)
@@ -265,25 +269,31 @@ def _lines(line: Line, rows: Sequence[Row]) -> Iterable[Line]:
         for name in quantiles.five([0.0]):
             heading = f"{line.heading}, {name} of {len(by_client):,} clients"
             of_name = replace(line, heading=heading, source=replace(line.source, client=-1))
-            yield _with_points(of_name, ((*at, values[name]) for at, values in five.items()))
+            yield _with_points(of_name, ((*at[:2], values[name], at[2]) for at, values in five.items()))
 
 
 def _with_points(line: Line, rows: Iterable[tuple[Any, ...]]) -> Line:
-    """The line with a point for each round or radius. rows: round, seed, value, perhaps the radius and its setting."""
-    points: dict[float, tuple[dict[int, float], tuple[str, ...]]] = {}
-    for round, seed, value, *radius in rows:
-        points.setdefault(round, ({}, tuple(radius)))[0][seed] = value
-    return replace(line, points=[
-        SeriesPoint(round, *mean_and_std([*by_seed.values()]), tuple(by_seed), tuple(by_seed.values()), *radius)
-        for round, (by_seed, radius) in sorted(points.items())
-    ])  # fmt: skip
+    """The line with a point for each round or radius. rows: round, seed, value, doubts, perhaps as of `Row`."""
+    by_round: dict[float, list[tuple[Any, ...]]] = {}
+    for round, *row in rows:
+        by_round.setdefault(round, []).append(tuple(row))
+    points = []
+    for round, of_round in sorted(by_round.items()):
+        seeds, values, *_ = zip(*(row[:2] for row in of_round), strict=True)
+        doubted: dict[Doubt, list[int]] = {}
+        for seed, _, doubts, *_ in of_round:
+            for doubt in doubts:
+                doubted.setdefault(doubt, []).append(seed)
+        point = SeriesPoint(round, *mean_and_std(values), seeds, values, *of_round[0][3:])
+        points.append(replace(point, doubts=with_seeds(doubted, seeds, line.wanted)) if doubted else point)
+    return replace(line, points=points)
 
 
 def merge_plots(plots: Sequence[Plot]) -> list[Plot]:
-    """Merge figures of one id from several suites, their panels side by side; equal labels get the suite's name."""
-    by_id: dict[str, list[Plot]] = {}
+    """Merge figures of one id and kind from several suites, panels side by side; equal labels get the suite's name."""
+    by_id: dict[tuple[str, str], list[Plot]] = {}
     for plot in plots:
-        by_id.setdefault(plot.figure.id, []).append(plot)
+        by_id.setdefault((plot.figure.id, plot.figure.kind), []).append(plot)
     return [_merged(same_id) if len(same_id) > 1 else same_id[0] for same_id in by_id.values()]
 
 
@@ -380,7 +390,7 @@ def _lines_without_numbers(plot: Plot) -> list[str]:
 
 FIELDS = (
     "heading", "metric", "unit", "index", "round", "radius", "mean", "std", "seeds", "values", "seeds_planned",
-    "published", "published_most", "formula", "preset", "label",
+    "doubts", "published", "published_most", "formula", "preset", "label",
 )  # fmt: skip
 
 
@@ -403,5 +413,5 @@ def _records(plots: Sequence[Plot]) -> Iterable[tuple[Key, dict[str, Any]]]:
                 "round": point.round if line.source.stage == "train" else None, "radius": point.radius,
                 "mean": point.mean, "std": point.std, "seeds": ";".join(map(str, point.seeds)),
                 "seeds_planned": line.wanted, "values": ";".join(map(number_format.csv_number, point.values)),
-                **beside, "preset": plot.preset, "label": plot.label,
+                "doubts": ";".join(point.doubts), **beside, "preset": plot.preset, "label": plot.label,
             }  # fmt: skip

@@ -63,6 +63,7 @@ class Board:
     rows: list[Row]  # the best first; those without a measured number last
     sorted_by: int  # position of the column
     choices: list[tuple[str, list[str]]]  # axis -> labels
+    asked: set[str]  # the labels that its question is about
     differences: list[Difference] = field(default_factory=list)  # of its rows, where they were tested
     sentence: str = ""  # what the numbers come to
     answer: Difference | None = None  # the one that the sentence tells
@@ -291,6 +292,7 @@ def _board(task: Task, grid: Sheet) -> Board | None:
         rows=sorted(grid.rows, key=order),
         sorted_by=sorted_by,
         choices=[(axis, labels[axis]) for axis in axes if 1 < len(labels[axis]) < min(LABELS + 1, len(rows))],
+        asked={*labels[asked]},
         suites=[*task.parts],
         preset=task.preset,
     )

@@ -25,6 +25,7 @@ from fatbench.errors import SpecError
 from fatbench.report.figures import inline
 from fatbench.report.figures.series import Plot
 from fatbench.report.formats import html, latex
+from fatbench.report.numbers.statistics import SEEDS_FOR_A_CLAIM
 from fatbench.report.sentences import signed, way_back
 from fatbench.report.site import drilldown
 from fatbench.report.site import leaderboards as leaderboards
@@ -269,11 +270,13 @@ def keep_within(points: Iterable[Point], room: int) -> None:
 def _overview(board: Board) -> dict[str, Any]:
     """The fields of a board in the overview: its question, what is found, and the comparison that answers it.
 
-    Best is the better side of a declared comparison that finds a difference; else nothing is.
+    Best is the better side of a declared comparison of the rows asked about that finds a difference, at enough seeds
+    for a claim; else nothing is.
     """
     answer, test = board.answer, board.answer and board.answer.test
     best, number = "", ""
-    if answer and board.declared and answer.values and answer.significant and not answer.floor:
+    claimed = answer is not None and answer.significant and len(answer.seeds) >= SEEDS_FOR_A_CLAIM
+    if answer and claimed and board.declared and answer.values and {*answer.sides} <= board.asked and not answer.floor:
         side = 0 if (answer.difference or 0) > 0 else 1
         under = answer.metric if answer.metric == "natural" else f"under {attack_name(answer.metric)}"
         best, number = answer.sides[side], f"{rounded(100 * fmean(answer.values[side]), 2)} % {under}"
