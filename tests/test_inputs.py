@@ -62,6 +62,21 @@ def test_what_either_side_lacks_is_unknown_and_says_nothing() -> None:
     assert of(origin="cell 4567").differ(of()) == []  # of another cell
 
 
+def test_what_began_with_the_model_of_a_changed_cell_has_changed_and_so_on() -> None:
+    def began(cell: str, digest: str) -> Inputs:
+        return Inputs.of_run({"weights": {"cell": cell, "digest": f"sha256:{digest * 64}"}})
+
+    answered = {("a", "train"): of(), ("b", "train"): began("a", "1"), ("c", "train"): began("b", "2")}
+    models = {"cell a": "1" * 64, "cell b": "2" * 64}
+    same = {stage: ({"": "a" * 64}, {}) for stage in answered}
+    assert inputs.changed(answered, same, models) == {}
+    found = inputs.changed(answered, {**same, ("a", "train"): ({"": "3" * 64}, {})}, models)
+    assert {stage: reason.code for stage, (reason,) in found.items()} == {
+        ("a", "train"): "data", ("b", "train"): "weights", ("c", "train"): "weights",
+    }  # fmt: skip
+    assert found["c", "train"][0].words == "other initial weights of cell b [22222222], now [changed]"
+
+
 # --- a suite on data that can be changed in place --------------------------------------------------------------------
 
 SUITE = """

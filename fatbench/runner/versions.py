@@ -15,7 +15,7 @@ from sqlalchemy import select
 from fatbench.errors import FatbenchError, UnknownName
 from fatbench.runner.jobs import Job
 from fatbench.store import inputs
-from fatbench.store.inputs import Inputs, Reason, last_models, stored_inputs
+from fatbench.store.inputs import FOLLOWS, Inputs, Reason, last_models, stored_inputs
 from fatbench.store.rows import fetch
 from fatbench.store.schema import RUNS, STAGES
 from fatbench.store.stage_names import parsed
@@ -25,7 +25,6 @@ from fatbench.suite.facts import data_keys
 if TYPE_CHECKING:
     from fatbench.store.stages import Store
 
-FOLLOWS = "changed"  # the state of a model that will be trained again
 Changed = Mapping[str, Mapping[str, Sequence[Reason]]]  # cell -> stage -> the inputs that have changed
 
 
@@ -59,15 +58,8 @@ def changed(jobs: Sequence[Job], store: Store, fingerprints: Mapping[str, str] |
             of_plugins = plugins.now(earlier["functions"], earlier["read"], plugins.used(job.spec, used))
             known[cell, stage] = inputs.of_data(data_keys(job.spec), known_data), of_plugins
     models = last_models(store.database, answered.values())
-    found: dict[tuple[str, str], list[Reason]] = {}
-    while True:  # until no further cell has used the model of a changed one
-        models |= {f"cell {cell}": FOLLOWS for cell, stage in found if stage == "train"}
-        now = {key: answered[key].now(data, models, of_plugins) for key, (data, of_plugins) in known.items()}
-        before, found = found, {key: reasons for key in known if (reasons := answered[key].decisive(now[key]))}
-        if before.keys() == found.keys():
-            break
     result: dict[str, dict[str, Sequence[Reason]]] = {}
-    for (cell, stage), reasons in found.items():
+    for (cell, stage), reasons in inputs.changed(answered, known, models).items():
         if cell in job_cells:
             result.setdefault(cell, {})[stage] = reasons
     return result

@@ -35,8 +35,10 @@ from fatbench.store.rows import fetch
 from fatbench.store.schema import CELLS, RUNS, STAGES
 from fatbench.store.stage_names import parsed
 
+Stage = tuple[str, str]  # (cell, stage)
 Record = Mapping[str, Any]  # of a plug-in, from `fatbench.suite.plugins.records`
 
+FOLLOWS = "changed"  # the state of a model that will be trained again
 DECIDE = ("data", "weights", "model", "origin", "functions", "read", "answers")
 ASKED = ("precision", "path")
 DATA_SETS = {"data": "", "auxiliary": "auxiliary"}  # {setting of a cell that names a data set: subject}
@@ -190,6 +192,22 @@ def last_models(database: Database, inputs: Iterable[Inputs]) -> dict[str, str]:
             if digest := record.get("sha256", {}).get(f"model-{int(last):06d}.safetensors"):
                 models[f"cell {cell}"] = digest
     return models
+
+
+def changed(
+    answered: Mapping[Stage, Inputs], today: Mapping[Stage, tuple[Any, Any]], models: Mapping[str, str]
+) -> dict[Stage, list[Reason]]:
+    """The inputs of stages that are others today, where something of today is known: (data, plugins) for `Inputs.now`.
+
+    A cell that begins with the model of a changed cell, or computes attacks on it, has changed itself.
+    """
+    found: dict[Stage, list[Reason]] = {}
+    while True:
+        models = {**models, **{f"cell {cell}": FOLLOWS for cell, stage in found if stage == "train"}}
+        now = {stage: answered[stage].now(data, models, plugins) for stage, (data, plugins) in today.items()}
+        before, found = found, {stage: reasons for stage in today if (reasons := answered[stage].decisive(now[stage]))}
+        if before.keys() == found.keys():
+            return found
 
 
 @patient

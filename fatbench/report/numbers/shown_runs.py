@@ -168,13 +168,13 @@ def changed_since(
     fingerprints, models = store.seen_data(), inputs.last_models(store.database, answered.values())
     if not (fingerprints or models or signatures.plugins()):
         return {}
-    specs = store.cells(sorted(cells))
+    origins = {subject.removeprefix("cell ") for subject in models}
+    of_all = {**inputs.stored_inputs(store.database, origins), **answered}
+    specs = store.cells(sorted({*cells, *origins}))
     data_of = functools.cache(lambda cell: inputs.of_data(data_keys(specs[cell]), fingerprints))
-    changed: dict[tuple[str, str], list[Reason]] = {}
-    for (cell, stage), earlier in answered.items():
-        of_plugins = plugins.now(earlier["functions"], earlier["read"])
-        if reasons := earlier.decisive(earlier.now(data_of(cell), models, of_plugins)):
-            changed[cell, stage] = reasons
+    today = {key: (data_of(key[0]), plugins.now(known["functions"], known["read"])) for key, known in of_all.items()}
+    found = inputs.changed(of_all, today, models)
+    changed = {key: reasons for key, reasons in found.items() if key in answered}
     for cell, stage in answered:
         if stage != "train" and (cell, "train") in changed:
             changed[cell, stage] = list(dict.fromkeys([*changed[cell, "train"], *changed.get((cell, stage), ())]))
