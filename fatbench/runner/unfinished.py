@@ -68,7 +68,7 @@ class Collected(NamedTuple):
     def __str__(self) -> str:
         """A line for each cell, and the sum."""
         lines = [
-            f"{row.cell}  {row.state}  {row.bytes / 1e6:.1f} MB  {row.label}"
+            f"{row.cell}  {row.state}  {row.bytes / 1e6:.1f} MB  {row.label}".rstrip()
             + ("  (a process works on it: as of its last checkpoint)" if row.running else "")
             for row in self.cells
         ]
