@@ -349,6 +349,7 @@ def test_a_number_that_was_computed_otherwise_says_so_in_csv_and_note(drawn: Sui
     said = {(one["split"], one["method"]): one["doubts"] for one in lines if one["doubts"]}
     assert said == {("skewed", "FAT"): "computed with another x.py (seed 2)"}
     assert dict(plot_of(found, "curves").notes)["changed"] == "computed with another x.py (1 cell)"
+    assert "computed with another x.py (1 cell)" in plots._caption(plot_of(found, "curves"), {})
 
 
 def test_csv_has_a_line_a_point(drawn: Suite) -> None:
