@@ -29,7 +29,7 @@ from benchmarks.table import number
 from fatbench import api, packed, report
 from fatbench.report import audit, contrasts, sentences
 from fatbench.report.audit import leads, measured, papers, questions
-from fatbench.report.audit.reading import Known
+from fatbench.report.audit.read_tables import Known
 from fatbench.report.contrasts import Difference
 from fatbench.report.numbers import statistics
 from fatbench.report.numbers.long import frame

@@ -83,7 +83,7 @@ if TYPE_CHECKING:
     from fatbench.api import suites as suites
     from fatbench.api import table as table
     from fatbench.api import tests as tests
-    from fatbench.api.reading import outcomes as outcomes
+    from fatbench.api.views import outcomes as outcomes
     from fatbench.data.own import dataset as dataset
     from fatbench.engine.rounds import Mixing as Mixing
     from fatbench.errors import DatabaseError as DatabaseError

@@ -8,7 +8,7 @@ from typing import Any
 
 from pandas import DataFrame
 
-from fatbench.report.numbers import provenance
+from fatbench.report.numbers import table_facts
 from fatbench.report.numbers.doubts import Outcomes, doubts
 from fatbench.report.numbers.stored import Number, Stored
 from fatbench.report.numbers.stored import stored as stored_of
@@ -40,9 +40,9 @@ def numbers(
                 series.setdefault(one.cell, {})[one.round] = one.value
         best |= {(cell, checkpoint): checkpoint_round(by_round) or 0 for cell, by_round in series.items()}
     last = {(cell.id, "last"): int(cell.spec["algorithm"]["rounds"]) for cell in plan.cells}
-    origins: dict[tuple[str | None, str], dict[provenance.Origin, None]] = {}
+    origins: dict[tuple[str | None, str], dict[table_facts.Origin, None]] = {}
     for run in runs or rows:
-        origins.setdefault((run["cell"], run["stage"]), {})[provenance.origin(run.get("provenance", run))] = None
+        origins.setdefault((run["cell"], run["stage"]), {})[table_facts.origin(run.get("provenance", run))] = None
     attacks = {
         one.id: one.attack if one.origin is None else {**one.attack, "origin": one.origin.stored_text}
         for evaluations in {id(cell.evaluations): cell.evaluations for cell in plan.cells}.values()

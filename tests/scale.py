@@ -29,7 +29,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from fatbench.store import document, problems, records
+from fatbench.store import cell_records, document, problems
 from fatbench.store.rows import cell_row
 from fatbench.store.stages import Store
 from fatbench.suite import files
@@ -175,7 +175,7 @@ def _digests(line: document.Cell, cell: Cell, uids: dict[str, str]) -> Iterator[
 
 def _document(store: Store, cell: str) -> document.Cell:
     with store.database.reading() as connection:
-        (line,) = records.read(connection, [cell])
+        (line,) = cell_records.read(connection, [cell])
     return line
 
 

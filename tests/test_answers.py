@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from fatbench.engine.answers import answers
-from fatbench.store.answers import same_answers
+from fatbench.store.fingerprints import same_answers
 
 
 @pytest.fixture(scope="module")

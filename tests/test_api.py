@@ -30,7 +30,7 @@ from fatbench.data import DATASETS
 from fatbench.errors import NothingMatched, SpecError, UnknownName
 from fatbench.methods.attacks import ATTACKS
 from fatbench.runner.run_options import RunOptions
-from fatbench.store.records import seal
+from fatbench.store.cell_records import seal
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "python.md").read_text(encoding="utf-8")

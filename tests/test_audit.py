@@ -23,7 +23,7 @@ from fatbench.report.audit import QUESTIONS, leads
 from fatbench.report.audit.grids import grids
 from fatbench.report.audit.papers import all_papers, load
 from fatbench.report.audit.questions import _fits
-from fatbench.report.audit.reading import LONG, Known, read
+from fatbench.report.audit.read_tables import LONG, Known, read
 
 PUBLISHED = Path(__file__).parent.parent / "suites" / "published"
 PRINTED = Path(__file__).parent / "printed"

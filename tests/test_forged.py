@@ -22,7 +22,7 @@ from fatbench.runner.jobs import Machine
 from fatbench.runner.start import jobs_of
 from fatbench.runner.worker import work
 from fatbench.store import integrity, jsonl
-from fatbench.store.records import seal
+from fatbench.store.cell_records import seal
 from fatbench.store.schema import OUTCOME_CHUNKS, ROUND_METRICS, RUNS, STAGES, VALUES
 from fatbench.store.stages import Store
 from fatbench.suite import files

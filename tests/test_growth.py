@@ -37,7 +37,7 @@ from fatbench.report.numbers.sources import Source
 from fatbench.report.numbers.stored import rows_of
 from fatbench.runner import checkpoints, worker
 from fatbench.runner.jobs import Job, Machine
-from fatbench.store import document, jsonl, records
+from fatbench.store import cell_records, document, jsonl
 from fatbench.store.problems import problems
 from fatbench.store.stages import Store
 from fatbench.suite import cells, cost
@@ -75,7 +75,7 @@ def test_the_end_of_a_stage_streams(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         last = [Number("accuracy", 0.5, 20)]
         assert peak(lambda: store.finish(run, last, round=20)) < 5  # 20 MB for all
         with store.database.reading() as connection:
-            (cell,) = records.read(connection, ["a"])
+            (cell,) = cell_records.read(connection, ["a"])
         assert len(cell.stages[0].rows) == 10_001 and not list(problems(cell))
         stream = io.StringIO()
         assert peak(lambda: jsonl.export(store, stream)) < 9
@@ -98,7 +98,7 @@ def test_cells_are_read_one_at_a_time(tmp_path: Path) -> None:
             assert run is not None
             store.finish(run, [Number("loss", k / 3, 1, 1, k) for k in range(400)], round=1)
         with store.database.reading() as connection:
-            lines = partial(records.read, connection)
+            lines = partial(cell_records.read, connection)
             few, many = (peak(lambda n=n: [None for _ in lines([*"abcdefgh"[:n]])]) for n in (2, 8))
     assert many < 1.3 * few
 
@@ -125,24 +125,24 @@ def test_what_is_here_is_known_and_not_taken_in(store: Store, tmp_path: Path, mo
 def test_others_write_while_a_digest_is_made(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """Numbers that are there are read before the transaction that ends the stage, and those alone."""
     run = numbered(store, 3, 2)
-    begin = records.begin_sealing
+    begin = cell_records.begin_sealing
 
     def other(*given: Any) -> document.Sealing:
         store.add_cell("b", {"seed": 1})
         return begin(*given)
 
-    monkeypatch.setattr(records, "begin_sealing", other)
+    monkeypatch.setattr(cell_records, "begin_sealing", other)
     store.finish(run, [Number("accuracy", 0.5, 3)], round=3)
     assert set(store.cells()) == {"a", "b"}
     with store.database.reading() as connection:
-        (cell, _) = records.read(connection, ["a", "b"])
+        (cell, _) = cell_records.read(connection, ["a", "b"])
     assert not list(problems(cell))
 
 
 def test_a_stage_without_last_numbers_is_read_before(store: Store) -> None:
     store.finish(numbered(store, 3, 2), round=3)
     with store.database.reading() as connection:
-        (cell,) = records.read(connection, ["a"])
+        (cell,) = cell_records.read(connection, ["a"])
     assert len(cell.stages[0].rows) == 6 and not list(problems(cell))
 
 

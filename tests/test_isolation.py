@@ -17,7 +17,7 @@ from fatbench.runner import start
 from fatbench.runner.executors import local
 from fatbench.runner.jobs import Event, Job, Machine
 from fatbench.store.stages import Store
-from fatbench.suite import files, plugins, signatures, sources
+from fatbench.suite import files, plugins, signatures, source_files
 
 HOSTILE = """
 from torch.nn import functional
@@ -78,7 +78,7 @@ OURS = "natural: natural, fgsm: {name: fgsm, eps: 8/255}"
 
 
 def delete() -> None:
-    sources.delete(*signatures.plugins())
+    source_files.delete(*signatures.plugins())
     signatures.drop_plugins(list(signatures.plugins()))
 
 
@@ -159,7 +159,7 @@ def test_a_process_that_ran_a_plug_in_says_so_with_every_stage_that_does_not_use
 
     _, fedavg, _ = jobs(place)
     (plugin,) = signatures.plugins()
-    monkeypatch.setattr(sources, "_RUN", {plugin})
+    monkeypatch.setattr(source_files, "_RUN", {plugin})
     machine = Machine(str(place / "r.db"), str(place / "files"), str(place))
     seen: list[Event] = []
     with Store.open(machine.db, create=True) as store:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fatbench.store import jsonl, records
+from fatbench.store import cell_records, jsonl
 from fatbench.store.document import Cell, ExchangeError, as_line, digest, document, sealed
 from fatbench.store.merge import contradiction, is_further, merge
 from fatbench.store.old_files import UNVERIFIED
@@ -125,7 +125,7 @@ def test_the_database_holds_what_merge_says(tmp_path_factory: pytest.TempPathFac
         for file in (*files, *files):
             jsonl.import_(store, file)
         with store.database.reading() as connection:
-            (found,) = records.read(connection, ["a"])
+            (found,) = cell_records.read(connection, ["a"])
     assert found == merge(*pair) and not list(problems(found))
 
 
@@ -215,8 +215,8 @@ def test_what_is_here_word_for_word_is_known_by_its_digests(tmp_path: Path, monk
     with Store.open(str(tmp_path / "x.db"), create=True) as store:
         jsonl.import_(store, file)
         read: list[Any] = []
-        real = records.read
-        monkeypatch.setattr(records, "read", lambda *args, **how: read.append(args) or real(*args, **how))
+        real = cell_records.read
+        monkeypatch.setattr(cell_records, "read", lambda *args, **how: read.append(args) or real(*args, **how))
         counts = jsonl.import_(store, file)
         assert (counts["numbers already here"], counts["new numbers"], read) == (1, 0, [])
         jsonl.import_(store, other)

@@ -12,8 +12,8 @@ import pytest
 from fatbench import api
 from fatbench.errors import DatabaseError, FatbenchError, SpecError
 from fatbench.store import integrity
+from fatbench.store.cell_records import read
 from fatbench.store.document import digest
-from fatbench.store.records import read
 from fatbench.store.schema import SCHEMA
 from fatbench.store.stages import Store
 

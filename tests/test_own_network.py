@@ -18,7 +18,7 @@ from fatbench.runner.start import jobs_of
 from fatbench.runner.worker import work
 from fatbench.store import jsonl
 from fatbench.store.stages import Store
-from fatbench.suite import external_models, files, plugins, signatures, sources
+from fatbench.suite import external_models, files, plugins, signatures, source_files
 
 NATURAL = external_models.evaluations([], "8/255", 10, 10)
 MODEL = """from torch import nn
@@ -49,7 +49,7 @@ tables:
 
 
 def delete() -> None:
-    sources.delete(*signatures.plugins())
+    source_files.delete(*signatures.plugins())
     signatures.drop_plugins(list(signatures.plugins()))
 
 

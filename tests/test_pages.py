@@ -19,8 +19,8 @@ from fatbench.cli import app as cli
 from fatbench.engine.rounds import Number
 from fatbench.report import contrasts
 from fatbench.report.formats import html
-from fatbench.report.numbers.provenance import Facts
 from fatbench.report.numbers.sources import Source
+from fatbench.report.numbers.table_facts import Facts
 from fatbench.report.pairs import measured_numbers, pairs
 from fatbench.report.site import drilldown, leaderboards, pages
 from fatbench.report.tables.number_format import with_texts

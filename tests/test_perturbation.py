@@ -13,7 +13,7 @@ from test_suites import NAMES
 
 from fatbench import report
 from fatbench.errors import SpecError
-from fatbench.suite import files, folders, signatures, sources, trees
+from fatbench.suite import files, folders, signatures, source_files, trees
 from fatbench.suite.cells import Cell, Plan
 
 PLUGIN = '''
@@ -154,7 +154,7 @@ def plugin(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     file = tmp_path_factory.mktemp("plugin") / "further.py"
     file.write_text(PLUGIN)
     yield file
-    sources.delete(*signatures.plugins())
+    source_files.delete(*signatures.plugins())
     signatures.drop_plugins(list(signatures.plugins()))
 
 

@@ -20,7 +20,7 @@ from fatbench.runner.start import jobs_of
 from fatbench.runner.worker import work
 from fatbench.store import inputs, jsonl
 from fatbench.store.stages import Store
-from fatbench.suite import calls, cells, files, plugins, signatures, sources
+from fatbench.suite import calls, cells, files, plugins, signatures, source_files
 
 AGGREGATOR = """from fatbench.engine.rounds import Mixing
 from helper import first
@@ -66,7 +66,7 @@ figures:
 
 
 def delete() -> None:
-    sources.delete(*signatures.plugins())
+    source_files.delete(*signatures.plugins())
     signatures.drop_plugins(list(signatures.plugins()))
 
 
@@ -534,7 +534,7 @@ def test_a_table_of_two_versions_says_so(place):
     plan = files.load("mine.yaml").plan()
     records = plugins.records(plugins.used(plan.cells[1].spec))
     older = [{**records[0], "sha256": "f" * 64, "reach": {"aggregator only": "f" * 64}}]
-    from fatbench.report.numbers.provenance import Facts, origin
+    from fatbench.report.numbers.table_facts import Facts, origin
 
     runs = (("a", records), ("b", older))
     facts = Facts((cell, "digits", "", 0, "train", origin({"plugins": used})) for cell, used in runs)

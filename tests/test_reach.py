@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fatbench.suite import sources
+from fatbench.suite import source_files
 from fatbench.suite.reach import _read, digest, reach
 
 PLUGIN = '''"""A method."""
@@ -98,7 +98,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     (tmp_path / "pack" / "__init__.py").write_text("")
     (tmp_path / "pack" / "part.py").write_text(PART)
     yield tmp_path
-    sources.delete(tmp_path / "mine.py")
+    source_files.delete(tmp_path / "mine.py")
 
 
 NAMES = ("mine", "neighbour", "Net", "whole", "decorated", "made", "bound", "weighted")
@@ -106,8 +106,8 @@ ALL = " ".join(NAMES)
 
 
 def digests(place: Path) -> dict[str, str]:
-    sources.delete(place / "mine.py")
-    module = sources.load(place / "mine.py")
+    source_files.delete(place / "mine.py")
+    module = source_files.load(place / "mine.py")
     return {name: digest(reach(getattr(module, name), place / "mine.py")) for name in NAMES}
 
 

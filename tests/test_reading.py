@@ -21,7 +21,7 @@ from fatbench.runner.jobs import Machine, Recovery
 from fatbench.runner.start import jobs_of
 from fatbench.runner.worker import work
 from fatbench.store.stages import Store
-from fatbench.suite import files, plugin_reads, plugins, signatures, sources
+from fatbench.suite import files, plugin_reads, plugins, signatures, source_files
 from fatbench.suite.entry import AggregatorEntry
 
 AGGREGATOR = """import importlib
@@ -84,7 +84,7 @@ READ |= {"variable NONE", "data.h5"}
 
 
 def delete() -> None:
-    sources.delete(*signatures.plugins())
+    source_files.delete(*signatures.plugins())
     signatures.drop_plugins(list(signatures.plugins()))
     plugin_reads._reads.clear(), plugin_reads._importer.clear()
     for name in [name for name in sys.modules if name.partition(".")[0] in ("mylab", "late", "helper")]:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import fatbench
 from fatbench.errors import SpecError
-from fatbench.suite import registered, signatures, sources
+from fatbench.suite import registered, signatures, source_files
 
 RADIUS = 80 / 255
 
@@ -79,10 +79,10 @@ def test_nothing_of_a_call_stays(cache: Path) -> None:
     def traces() -> list[Any]:
         modules = [name for name in sys.modules if "fatbench_plugin" in name]
         files = [path for path in cache.rglob("*") if path.is_file()]
-        tables = [dict(registered._KEPT), dict(registered._FILES), dict(registered._LENT), dict(sources._LOADED)]
+        tables = [dict(registered._KEPT), dict(registered._FILES), dict(registered._LENT), dict(source_files._LOADED)]
         return [
             *tables,
-            sources.run_here(),
+            source_files.run_here(),
             signatures.plugins(),
             modules,
             list(sys.path),
@@ -125,7 +125,7 @@ def forget() -> None:
     for key in [*registered._STAYING]:
         file = registered._FILES.pop(key)
         signatures.drop_plugins([file])
-        sources.forget(file)
+        source_files.forget(file)
     registered._STAYING.clear()
 
 
@@ -198,7 +198,7 @@ def test_what_was_registered_stays_and_keeps_its_name(cache: Path) -> None:
     finally:
         file = registered._FILES.pop(("Attack", "whole"))
         signatures.drop_plugins([file])
-        sources.forget(file)
+        source_files.forget(file)
 
 
 def test_calls_side_by_side_do_not_take_each_others_functions(cache: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import pytest
 
 from fatbench.errors import SpecError
-from fatbench.suite import calls, cells, cost, entry, files, signatures, sources, types
+from fatbench.suite import calls, cells, cost, entry, files, signatures, source_files, types
 
 CLASSES = [(kind, kind.lower()) for kind in signatures.CLASSES]
 PGD = {"name": "pgd", "eps": "8/255", "step": "2/255", "steps": 10}
@@ -416,12 +416,12 @@ def test_what_is_registered_may_be_any_object_that_can_be_called(tmp_path, own_p
 
     said = json.loads(json.dumps(signatures.of_plugins()))
     signatures.drop_plugins([plugin])
-    sources.delete(plugin)
+    source_files.delete(plugin)
     signatures.add_described({**said, str(plugin): said[str(plugin)]})
     assert calls.without_defaults(calls.call("Aggregator", power)) == {
         "name": "power_2", "inner": {"name": "power_1", "p": "1/2"}
     }  # fmt: skip
-    assert plugin not in sources._LOADED
+    assert plugin not in source_files._LOADED
     assert calls.build("Aggregator", {"name": "decorated", "eps": "1/4", "few": 3})([], None).weights == [0.5] * 3
 
 

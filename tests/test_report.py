@@ -32,12 +32,12 @@ from rich.console import Console
 from rich.measure import Measurement
 
 from fatbench import report
-from fatbench.api.tables import Table as OwnTable
+from fatbench.api.shown_tables import Table as OwnTable
 from fatbench.engine.rounds import Number
 from fatbench.errors import SpecError
 from fatbench.report.figures import series
 from fatbench.report.formats import html, latex, latex_text, markdown, records, terminal
-from fatbench.report.numbers import doubts, provenance, stored
+from fatbench.report.numbers import doubts, stored, table_facts
 from fatbench.report.numbers.long import frame
 from fatbench.report.numbers.sources import EVERY, RANGE, Source, in_words, metric_names
 from fatbench.report.numbers.stored import Number as StoredNumber
@@ -1922,13 +1922,13 @@ def test_footers_speak_the_words_of_the_headings() -> None:
         "autoattack": "'AT, AA'", "pgd20": "PGD-20", "natural": "NT and server", "fgsm": "worst FGSM",
     }  # fmt: skip
     sizes = (("a", 500), ("b", 200))
-    facts = provenance.Facts((cell, "digits", "pgd20", n, f"pgd20-{cell}@1", None) for cell, n in sizes)
+    facts = table_facts.Facts((cell, "digits", "pgd20", n, f"pgd20-{cell}@1", None) for cell, n in sizes)
     assert list(facts.mixed({"pgd20": "PGD-20"})) == ["PGD-20 test images of digits"]
 
 
 def test_footers_do_not_tell_in_which_order_files_were_imported() -> None:
     runs = [
-        (cell, provenance.origin({"device": device, "commit": commit, "attack": attack, "versions": {"torch": torch},
+        (cell, table_facts.origin({"device": device, "commit": commit, "attack": attack, "versions": {"torch": torch},
                                   "data": {"name": "digits", "variant": None, "fingerprint": commit}}))
         for cell, device, commit, attack, torch in (
             ("a", "cpu", "b2", "z 2", "2.9"), ("b", "cuda", "a1", "a 1", "2.10"), ("c", "cuda", "c3", "a 1", "2.10"),
@@ -1936,7 +1936,7 @@ def test_footers_do_not_tell_in_which_order_files_were_imported() -> None:
     ]  # fmt: skip
     notes = []
     for order in (runs, runs[::-1]):
-        facts = provenance.Facts((cell, "digits", "pgd20", 10, "pgd20-1@1", origin) for cell, origin in order)
+        facts = table_facts.Facts((cell, "digits", "pgd20", 10, "pgd20-1@1", origin) for cell, origin in order)
         notes.append([*facts.notes()])
     assert notes[0] == notes[1]
     assert dict(notes[0])["machine"].startswith("2 devices") and facts.mixed()["device"].startswith("cuda (")

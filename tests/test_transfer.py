@@ -31,7 +31,7 @@ from fatbench.runner.worker import work
 from fatbench.store.numbers import remove
 from fatbench.store.schema import OUTCOME_CHUNKS, ROUND_METRICS, STAGES
 from fatbench.store.stages import Store
-from fatbench.suite import files, plugins, signatures, sources
+from fatbench.suite import files, plugins, signatures, source_files
 
 MATRIX = {  # judged on -> computed on -> which of the images a, b, c, d are classified right
     "Left": {"Left": "0110", "Right": "1111", "Both": "0110"},
@@ -127,7 +127,7 @@ figures:
 
 
 def delete() -> None:
-    sources.delete(*signatures.plugins())
+    source_files.delete(*signatures.plugins())
     signatures.drop_plugins(list(signatures.plugins()))
 
 

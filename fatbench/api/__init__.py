@@ -7,9 +7,9 @@
 
     running        suites, plans, runs
     needs          what cells need: data sets, weights, functions
-    reading        stored results as tables, frames and figures
+    views          stored results as tables, frames and figures
     exchanging     results between machines, and cells that are half done
-    tables         the class Table
+    shown_tables   the class Table
     outcome_rows   which test images a cell classified right
     sites          what a site shows
     comparing      whether two rows, cells, files or arrays differ, and what a suite declares
@@ -41,7 +41,9 @@ from fatbench.api.evaluating import CHECK, Evaluation, attack_and_store, evaluat
 from fatbench.api.exchanging import export_results, half_done, import_results, take_in
 from fatbench.api.making import make_suite, names, register
 from fatbench.api.parts import aggregate, load_data, partition
-from fatbench.api.reading import (
+from fatbench.api.running import plan, run, suites
+from fatbench.api.shown_tables import Table
+from fatbench.api.views import (
     existing_store,
     list_models,
     load_model,
@@ -55,8 +57,6 @@ from fatbench.api.reading import (
     to_read,
     why_empty,
 )
-from fatbench.api.running import plan, run, suites
-from fatbench.api.tables import Table
 from fatbench.store.opening import opened
 
 __all__ = [

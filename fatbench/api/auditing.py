@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fatbench import whole_file
-from fatbench.api.reading import results
+from fatbench.api.views import results
 from fatbench.errors import SpecError, did_you_mean
 from fatbench.store.opening import is_export
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import pandas
 
     from fatbench.report.audit import Audit
-    from fatbench.report.audit.reading import Known, Long
+    from fatbench.report.audit.read_tables import Known, Long
 
 SQLITE = b"SQLite format 3\x00"
 
@@ -44,7 +44,7 @@ def audit(
     4
     """
     from fatbench.report.audit import audit as of_longs
-    from fatbench.report.audit.reading import Known, radius_text, radius_value
+    from fatbench.report.audit.read_tables import Known, radius_text, radius_value
 
     for option, value, least in (("classes", classes, 2), ("images", images, 1)):
         if value is not None and value < least:
@@ -70,7 +70,7 @@ def _longs(table: str | Path | pandas.DataFrame, known: Known) -> Iterator[Long]
 
     from fatbench.report.audit.grids import grids, of_frame
     from fatbench.report.audit.measured import is_measured, of_results
-    from fatbench.report.audit.reading import read
+    from fatbench.report.audit.read_tables import read
 
     if isinstance(table, pandas.DataFrame):
         yield of_results(table, known) if is_measured(table) else read(of_frame(table), "table", known)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from fatbench import hub, whole_file
 from fatbench.api.asking import Plugins, Seeds, Where, cells_and_run, known_choice, names, plugged
 from fatbench.api.image_groups import labels_of
-from fatbench.api.reading import existing_store, plan_read, trained_suites
+from fatbench.api.views import existing_store, plan_read, trained_suites
 from fatbench.errors import NothingMatched, SpecError
 from fatbench.report import contrasts, pairs, sentences
 from fatbench.report.contrasts import Difference

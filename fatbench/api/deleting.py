@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from sqlalchemy import select
 
 from fatbench import settings
-from fatbench.api.reading import planned_suite
+from fatbench.api.views import planned_suite
 from fatbench.errors import FatbenchError, NothingMatched, SpecError
 from fatbench.store.rows import fetch
 from fatbench.store.schema import SUITE_CELLS

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from fatbench.api.asking import Plugins, Where, filter_text, plugged, suite_of
 from fatbench.api.lines import Lines, in_notebook
-from fatbench.api.tables import Table
+from fatbench.api.shown_tables import Table
 from fatbench.errors import Doubtful, FatbenchError, SpecError, shown, whole
 from fatbench.report import build_tables
 from fatbench.report.tables import external_suite as reporting_evaluated

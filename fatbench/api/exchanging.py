@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from fatbench import settings
 from fatbench.api.asking import Plugins, Seeds, Where, names, plugged, seed_list
-from fatbench.api.reading import existing_store, planned_suite, with_results
+from fatbench.api.views import existing_store, planned_suite, with_results
 from fatbench.errors import NothingMatched, SpecError
 from fatbench.store.opening import Db, listed_databases, opened
 from fatbench.store.stages import Store

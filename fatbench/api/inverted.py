@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fatbench.api.reading import planned_suite
+from fatbench.api.views import planned_suite
 from fatbench.errors import MachineError, NothingMatched, SpecError
 from fatbench.report.numbers.stored import OVERALL, numbers_of
 from fatbench.store.opening import opened

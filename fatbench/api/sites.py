@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from fatbench import report
-from fatbench.api.reading import planned_suite, to_read
+from fatbench.api.views import planned_suite, to_read
 from fatbench.errors import FatbenchError, SpecError
 from fatbench.report.site.pages import Part
 from fatbench.runner import progress

@@ -156,7 +156,7 @@ def report(
     Example: fatbench report fat-baselines --preset cpu -k 'method in [FAT, SFAT]' --format latex
     """
     from fatbench import api
-    from fatbench.api.tables import DATA_FORMATS
+    from fatbench.api.shown_tables import DATA_FORMATS
     from fatbench.report.formats.latex import LOST
     from fatbench.report.tables.entries import IMAGES
 

@@ -20,7 +20,7 @@ ROUNDING = 1e-2  # of an image's largest gradient: below it, a unit at the edge 
 def answers(model: nn.Module, x: Tensor, y: Tensor) -> dict[str, Any]:
     """The logits and the signs of the loss gradient at images x (B, C, H, W) in [0, 1] with labels y (B,).
 
-    Every second image gets noise of up to `NOISE`. Returns {"logits": ..., "signs": ...} as `fatbench.store.answers`
+    Every second image gets noise of up to `NOISE`. Returns {"logits": ..., "signs": ...}, as `store.fingerprints`
     reads it, or {"random": True} if a second pass with the same seed gives other logits. The network runs in eval mode
     and is left as it was.
     """

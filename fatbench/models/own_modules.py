@@ -25,7 +25,7 @@ from pathlib import Path
 from types import CodeType, ModuleType
 
 from fatbench.errors import SpecError
-from fatbench.suite import sources
+from fatbench.suite import source_files
 
 LIBRARY = Path(sysconfig.get_path("stdlib"))
 
@@ -39,19 +39,19 @@ class OwnModules:
 
     def __init__(self, file: Path) -> None:
         self.file = file.resolve()
-        self.start = sources.root(self.file)
+        self.start = source_files.root(self.file)
         self.folders = list(dict.fromkeys([str(self.start), str(self.file.parent)]))
         self.neighbours: dict[str, ModuleType] = {}
         self._finder = _Neighbours(self.folders)
-        for path in sources.local_modules(self.file, _tree):
-            module = sys.modules.get(sources.module_name(path))
+        for path in source_files.local_modules(self.file, _tree):
+            module = sys.modules.get(source_files.module_name(path))
             if module is not None and not _is_own_module(module):
                 raise SpecError(f"{path} has the name of another module, which is loaded already: rename it")
 
     def module(self) -> ModuleType:
         """The file's module, executed anew. Raises what the file raises."""
         if self.file.parent != self.start:
-            return importlib.import_module(sources.module_name(self.file))
+            return importlib.import_module(source_files.module_name(self.file))
         name = f"fatbench_model_{self.file.stem}_{hashlib.sha256(str(self.file).encode()).hexdigest()[:8]}"
         spec = importlib.util.spec_from_loader(name, _Text(name, str(self.file)))
         assert spec is not None and spec.loader is not None
@@ -88,7 +88,7 @@ class OwnModules:
     def imports_late(self) -> bool:
         """Whether a function of the file, or of a neighbour, imports a neighbour when it is called."""
         names = self._names()
-        for path in (self.file, *sources.local_modules(self.file, _tree)):
+        for path in (self.file, *source_files.local_modules(self.file, _tree)):
             functions = [n for n in ast.walk(_tree(path)) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
             for node in (node for function in functions for node in ast.walk(function)):
                 match node:
@@ -113,7 +113,7 @@ def _is_own_module(module: ModuleType) -> bool:
     if not locations or locations[0] is None or name in ("__main__", "fatbench") or name in sys.stdlib_module_names:
         return False
     path = Path(locations[0])
-    return not path.is_relative_to(LIBRARY) and not set(path.parts).intersection(sources.INSTALLED)
+    return not path.is_relative_to(LIBRARY) and not set(path.parts).intersection(source_files.INSTALLED)
 
 
 class _Text(SourceFileLoader):

@@ -281,7 +281,7 @@ def draw_forest(
     """Write the forest plot of a suite: its methods against the baseline. NothingMatched: no cells can be compared."""
     from fatbench.report import contrasts
     from fatbench.report.figures import forest, plots
-    from fatbench.report.numbers import provenance, shown_runs
+    from fatbench.report.numbers import shown_runs, table_facts
     from fatbench.report.numbers.stored import read
     from fatbench.report.tables.sheet import label
 
@@ -295,7 +295,7 @@ def draw_forest(
         raise NothingMatched(f"'{plan.suite}', preset {plan.preset}, has no two methods with the same evaluation")
     preset = "" if plan.preset == "paper" else f"-{plan.preset}"
     stages = [(cell, number.stage) for cell in plan.cells for number in numbers.evaluated(cell.id).values()]
-    facts = provenance.Facts(row for cell, stage in stages for row in numbers.behind(cell, stage, "", 0))
+    facts = table_facts.Facts(row for cell, stage in stages for row in numbers.behind(cell, stage, "", 0))
     origin = [f"suite: {plan.suite}, preset {plan.preset}"]
     for name in ("commit", "device", "precision"):
         origin.append(f"{name}: {', '.join(sorted(facts.values(name)))}")

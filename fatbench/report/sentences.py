@@ -13,7 +13,7 @@ from tabulate import tabulate
 
 from fatbench.report.contrasts import LEVEL, Difference, of_cells, quoted
 from fatbench.report.numbers import statistics
-from fatbench.report.numbers.provenance import attacked_in
+from fatbench.report.numbers.table_facts import attacked_in
 from fatbench.store.selection import WORDS
 from fatbench.suite.cells import Plan
 from fatbench.suite.declared_contrasts import Tests

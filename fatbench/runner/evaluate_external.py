@@ -22,10 +22,10 @@ from fatbench.runner.executors import local
 from fatbench.runner.jobs import CellStatus, Event, Job, Machine, Recovery
 from fatbench.runner.run_options import RunOptions
 from fatbench.store import folder
-from fatbench.store.answers import same_answers
+from fatbench.store.fingerprints import same_answers
 from fatbench.store.replicates import SIGN
 from fatbench.store.schema import CELLS
-from fatbench.suite import calls, cells, external_models, facts, plugin_reads, sources, standard_attacks
+from fatbench.suite import calls, cells, external_models, facts, plugin_reads, source_files, standard_attacks
 from fatbench.suite.cells import Evaluation, Plan
 from fatbench.suite.external_models import Model
 from fatbench.suite.facts import data_keys
@@ -169,7 +169,7 @@ def from_module(
             )
     state = {key: value.detach().cpu().clone().contiguous() for key, value in module_copy.state_dict().items()}
     try:
-        with sources.PARSER:
+        with source_files.PARSER:
             code = inspect.getsource(type(module)) if is_module else ""
     except (OSError, TypeError):  # its class was typed at a prompt
         code = repr(module)

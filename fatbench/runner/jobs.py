@@ -37,7 +37,7 @@ class Job:
     preset: str
     label: str = ""  # the point of the grid in words: "Non-IID, FedAvg, SFAT, seed 6"
     points: tuple[Point, ...] = ()  # the cell's places in the suite's grid
-    answers: Mapping[str, Any] | None = None  # for a network that was not trained here: see `fatbench.store.answers`
+    answers: Mapping[str, Any] | None = None  # for a network that was not trained here: see `store.fingerprints`
 
 
 def resolved(job: Job) -> Job:

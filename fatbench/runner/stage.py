@@ -26,7 +26,7 @@ from fatbench.store import selection
 from fatbench.store.inputs import Inputs
 from fatbench.store.leases import LEASE
 from fatbench.store.stages import LeaseLost, Store
-from fatbench.suite import calls, cost, plugin_reads, plugins, registered, sources
+from fatbench.suite import calls, cost, plugin_reads, plugins, registered, source_files
 from fatbench.suite.cells import Evaluation, canonical
 
 log = logging.getLogger("fatbench")
@@ -84,7 +84,7 @@ def claim(
     """
     job = turn.job
     used = plugins.used(job.spec, [] if evaluation is None else [evaluation])
-    other_plugins = sources.run_here() - {*used.values()}
+    other_plugins = source_files.run_here() - {*used.values()}
     # what a notebook gave to one call changes nothing in other cells
     other_plugins = frozenset(file for file in other_plugins if not registered.is_lent(file))
     for file in other_plugins:

@@ -29,11 +29,11 @@ from fatbench.runner.executors import local
 from fatbench.runner.slots import gpu_name
 from fatbench.runner.stage import files_of
 from fatbench.runner.transfer import last_model
-from fatbench.store import records, tar
+from fatbench.store import cell_records, tar
+from fatbench.store.cell_records import LOCAL
 from fatbench.store.database import lock
 from fatbench.store.document import Cell, ExchangeError, Run, sealed
 from fatbench.store.merge import contradiction, merge
-from fatbench.store.records import LOCAL
 from fatbench.store.rows import dumps
 from fatbench.store.schema import CELLS, STAGES
 from fatbench.store.stages import StageRow, Store
@@ -116,7 +116,7 @@ def _collect(
     origins = {id for row in begun.values() for id in _others(row)} - begun.keys()
     ids = [*begun, *sorted(origins)]
     with store.database.reading() as connection:
-        documents = {cell.cell: cell for cell in records.read(connection, ids) if not cell.replicate}
+        documents = {cell.cell: cell for cell in cell_records.read(connection, ids) if not cell.replicate}
     rows = store.stages(ids)
     taken, left = list[HalfDone](), dict[str, str]()
     halves, opened = dict[str, Half](), dict[str, BinaryIO]()
@@ -264,7 +264,7 @@ class _Verdict(NamedTuple):
 
 def _verdicts(connection: Connection, store: Store, folder: Path, parts: tar.Parts) -> dict[str, _Verdict]:
     rows = store.stages([*parts.cells])
-    known = {cell.cell: cell for cell in records.read(connection, [*parts.cells])}
+    known = {cell.cell: cell for cell in cell_records.read(connection, [*parts.cells])}
     return {
         id: _verdict(
             {stage: row for (cell, stage), row in rows.items() if cell == id}, known.get(id), there, parts.halves[id],
@@ -324,19 +324,19 @@ def _write(
             raise Unavailable(f"{parts.file}: a run has gone on meanwhile; nothing was imported: import it again")
         for id in (id for id, verdict in verdicts.items() if verdict.of != "left"):
             there, digests = parts.cells[id], parts.halves[id].digests
-            here = next(iter(records.read(connection, [id])), None)
+            here = next(iter(cell_records.read(connection, [id])), None)
             before = 0
             if here is None:
-                records.add(connection, [(id, there)])
+                cell_records.add(connection, [(id, there)])
             elif verdicts[id].of == "taken":
-                records.clear(connection, [id])
+                cell_records.clear(connection, [id])
                 whole = sealed(there.model_copy(update={"created": here.created}))
-                records.replace(connection, id, here.model_copy(update={"runs": [], "stages": []}), whole)
+                cell_records.replace(connection, id, here.model_copy(update={"runs": [], "stages": []}), whole)
             else:
                 before = _count(here)
-                records.replace(connection, id, here, merge(here, there))
+                cell_records.replace(connection, id, here, merge(here, there))
                 digests = {**digests, **store.stages([id])[id, "train"].record.get(LOCAL, {})}
-            records.add_points(connection, [there])
+            cell_records.add_points(connection, [there])
             record = {**there.by_stage["train"].record, LOCAL: digests}
             values = {"checkpoint": parts.halves[id].checkpoint, "record": dumps(record)}
             connection.execute(update(STAGES).where(STAGES.c.cell == id, STAGES.c.stage == "train").values(values))

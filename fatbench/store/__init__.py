@@ -13,13 +13,13 @@
     doubt_names      the metrics that make a result doubtful: "doubt_..."
     selection        which round is the last, best-val or best-test one
     timing           how long stages took, for estimates
-    answers          a network's fingerprint, as stored
+    fingerprints     a network's fingerprint, as stored
     inputs           which data, weights and plug-ins produced a number
     replicates       further runs of the same cell
     document         a cell as a document: the fields of a line, its numbers, its digests
     problems         what cannot be in a document
     merge            one document of two of the same cell
-    records          reads and writes documents in the database
+    cell_records     reads and writes documents in the database
     jsonl            exports results and imports them
     old_files        names that files of earlier versions have
     old_databases    databases of earlier schemas

@@ -15,7 +15,7 @@ from sqlalchemy import Connection, delete, select, update
 
 from fatbench import whole_file
 from fatbench.errors import MachineError, SpecError, Unavailable
-from fatbench.store import leases, records, replicates, rights
+from fatbench.store import cell_records, leases, replicates, rights
 from fatbench.store.database import IMMUTABLE, lock, mode
 from fatbench.store.schema import CELLS, OUTCOME_CHUNKS, POINTS, REPLICATES, RUNS, STAGES
 from fatbench.store.stages import Store
@@ -61,7 +61,7 @@ def _delete(store: Store, connection: Connection, cell: str) -> dict[str, int]:
     for row in connection.execute(running).all():
         if leases.is_held(row, leases.clock(connection, store.database.path)):
             raise SpecError(f"cell {row.cell}: a process is working on {row.stage}; stop it first")
-    counts = records.clear(connection, cell_ids)
+    counts = cell_records.clear(connection, cell_ids)
     connection.execute(delete(POINTS).where(POINTS.c.cell.in_(cell_ids)))
     connection.execute(update(POINTS).where(POINTS.c.shown.in_(cell_ids)).values(shown=POINTS.c.cell))
     connection.execute(delete(REPLICATES).where(REPLICATES.c.id.in_(cell_ids)))

@@ -2,7 +2,8 @@
 
 The models below are the one description of it: they check what is read and written, and name the columns of `runs`.
 `parsed` makes a document of a line, `fatbench.store.problems` says what cannot be in it, `fatbench.store.merge` makes
-one of two, `fatbench.store.records` reads and writes the database, `fatbench.store.old_files` translates older lines.
+one of two, `fatbench.store.cell_records` reads and writes the database, `fatbench.store.old_files` translates older
+lines.
 
 The digest of a finished stage is the SHA-256 of the canonical JSON of all that its document says about it: its row, its
 numbers, its outcomes, its runs, and the cell's spec. A flipped bit in a file or a database is detected by it.

@@ -29,8 +29,8 @@ from typing import Any, NamedTuple
 from sqlalchemy import select
 
 from fatbench.store import replicates
-from fatbench.store.answers import same_answers
 from fatbench.store.database import Database, patient
+from fatbench.store.fingerprints import same_answers
 from fatbench.store.rows import fetch
 from fatbench.store.schema import CELLS, RUNS, STAGES
 from fatbench.store.stage_names import parsed

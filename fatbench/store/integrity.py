@@ -14,7 +14,7 @@ from sqlalchemy.exc import SAWarning, SQLAlchemyError
 
 from fatbench.errors import DatabaseError, FatbenchError
 from fatbench.settings import shown_url
-from fatbench.store import leases, records, replicates
+from fatbench.store import cell_records, leases, replicates
 from fatbench.store.database import Database
 from fatbench.store.document import Cell, ExchangeError
 from fatbench.store.problems import Contradiction, Identify, problems
@@ -213,7 +213,7 @@ def _content_problems(
     yield from _misnamed(connection)
     for cell_batch in batches(connection.scalars(select(CELLS.c.id)), 100):
         try:
-            for cell in records.read(connection, cell_batch):
+            for cell in cell_records.read(connection, cell_batch):
                 id, known = replicates.name(cell.cell, cell.replicate), _known_identity(cell, identify)
                 for stage, problem in problems(cell, known, contradiction):
                     yield f"cell {id}{' ' * bool(stage)}{stage}: {problem}"

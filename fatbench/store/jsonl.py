@@ -30,7 +30,7 @@ from sqlalchemy.exc import DataError, IntegrityError
 
 from fatbench import packed, whole_file
 from fatbench.errors import DatabaseError, MachineError
-from fatbench.store import document, integrity, leases, old_files, records, replicates
+from fatbench.store import cell_records, document, integrity, leases, old_files, replicates
 from fatbench.store.database import lock
 from fatbench.store.document import FORMAT, LINE, SCHEMA_VERSION, Cell, ExchangeError, as_line, digest, sealed
 from fatbench.store.merge import contradiction as contradiction_between
@@ -61,7 +61,7 @@ def export(
         )
         with nullcontext(file) if hasattr(file, "write") else _new_file(Path(file)) as stream:
             try:
-                for line in lines(records.read(connection, ids), len(ids), without):
+                for line in lines(cell_records.read(connection, ids), len(ids), without):
                     stream.write(line)
             except ExchangeError as error:
                 raise DatabaseError(f"{error} (fatbench check)") from None
@@ -380,7 +380,7 @@ def _place(connection: Connection, cell: Cell, location: str, file: Path | None)
         if row := connection.execute(foreign).first():
             raise ExchangeError(f"{location}: contradicts what is here: run {row.uid} is of cell {row.cell}{NOTHING}")
     uids_there = {run.uid for run in cell.runs}
-    here = {replicates.name(known.cell, known.replicate): known for known in records.read(connection, ids)}
+    here = {replicates.name(known.cell, known.replicate): known for known in cell_records.read(connection, ids)}
     same = [id for id in ids if uids_there & {run.uid for run in here[id].runs}]
     if same and (problem := contradiction_between(here[same[0]], cell)):
         raise ExchangeError(f"{location}: cell {cell.cell} {problem}{NOTHING}")
@@ -391,7 +391,7 @@ def _place(connection: Connection, cell: Cell, location: str, file: Path | None)
     for stage in before.stages:
         if stage.status == "done" and stage.digest != digest(before, stage):
             raise ExchangeError(f"{location}: cell {id} {stage.stage} is damaged here (fatbench check){NOTHING}")
-    rows = records.stage_rows(connection, id)
+    rows = cell_records.stage_rows(connection, id)
     running = [row for row in rows if row.status == "running"]
     time = leases.clock(connection, file) if running else 0.0
     held = {row.uid for row in running if leases.is_held(row, time)}
@@ -463,24 +463,24 @@ def take_in(
             counts["new numbers"] += sum(len(stage.rows) for stage in cell.stages)
             continue
         if cell.cell in new:
-            records.add(connection, [*new.values()])
+            cell_records.add(connection, [*new.values()])
             new.clear()
         place = _place(connection, cell, location, file)
         if place is None:
             ids = replicates.ids_here(connection, cell.cell)
             number = 1 + int(ids[-1].partition(replicates.SIGN)[2] or 0)  # one may be deleted
-            records.add(connection, [(replicates.name(cell.cell, number), cell)])
+            cell_records.add(connection, [(replicates.name(cell.cell, number), cell)])
             counts["new replicates"] += 1
             counts["new stages"] += len(cell.stages)
             counts["new numbers"] += sum(len(stage.rows) for stage in cell.stages)
             continue
         if place.merged != place.before:
-            records.replace(connection, place.id, place.before, place.merged)
-        records.add_points(connection, [cell])  # what comes last is current
+            cell_records.replace(connection, place.id, place.before, place.merged)
+        cell_records.add_points(connection, [cell])  # what comes last is current
         for stage in cell.stages:
             ours, merged = place.before.by_stage.get(stage.stage), place.merged.by_stage[stage.stage]
             known_keys = set() if ours is None else {row[:3] for row in ours.rows}
             counts["new stages"] += ours is None or (ours.status, ours.round) != (merged.status, merged.round)
             counts["numbers already here"] += sum(row[:3] in known_keys for row in stage.rows)
             counts["new numbers"] += max(0, len(merged.rows) - len(known_keys))
-    records.add(connection, [*new.values()])
+    cell_records.add(connection, [*new.values()])

@@ -32,7 +32,7 @@ from typing import Any, Literal, Protocol, Self, cast
 from sqlalchemy import Connection, and_, delete, func, insert, select, update
 
 from fatbench.errors import FatbenchError, printable
-from fatbench.store import grid_points, leases, records, replicates
+from fatbench.store import cell_records, grid_points, leases, replicates
 from fatbench.store import numbers as written
 from fatbench.store.database import Database, lock, patient
 from fatbench.store.rows import LARGEST, batches, cell_row, current_time, dumps, fetch, run_values, split_provenance
@@ -362,7 +362,7 @@ class Store:
             partial_digest = (
                 None
                 if held_stage is None
-                else records.begin_sealing(connection, held_stage.cell, held_stage.stage, first_round)
+                else cell_records.begin_sealing(connection, held_stage.cell, held_stage.stage, first_round)
             )
         with self.database.writing() as connection:
             held = _held_stage(connection, run)
@@ -374,7 +374,7 @@ class Store:
             _update_stage(connection, held, values)
             _append_numbers(connection, held, run, rows)
             _end_run(connection, run, "done", current_time())
-            records.seal(connection, held.cell, held.stage, partial_digest, first_round)
+            cell_records.seal(connection, held.cell, held.stage, partial_digest, first_round)
 
     def fail(self, run: int, error: str) -> None:
         """Mark a run as failed, with its traceback; what was committed stays, and a retry resumes from there.
@@ -446,7 +446,7 @@ class Store:
             if (
                 run_stage is not None
             ):  # another run may have finished the stage, and this run's end is part of the digest
-                records.seal(connection, run_stage.cell, run_stage.stage)
+                cell_records.seal(connection, run_stage.cell, run_stage.stage)
 
     # --- reading -------------------------------------------------------------------------------------------------
 

@@ -22,7 +22,7 @@
     cost               what a run costs: passes, steps, bytes, memory
     duration           how long a run takes, also on many GPUs
     asked              what a stored stage was asked to do; checks the settings of imported cells
-    sources            reads Python files without running them
+    source_files       reads Python files without running them
     plugins            plug-ins: where they are named, which version a cell uses
     plugin_reads       what plug-ins read beside their own code
     reached            the digest of a plug-in's function

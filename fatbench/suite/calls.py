@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from fatbench.errors import SpecError, did_you_mean, shown
-from fatbench.suite import sources, types, weights
+from fatbench.suite import source_files, types, weights
 from fatbench.suite.entry import Entry, entry_of, in_table
 from fatbench.suite.signatures import CLASSES, PACKAGE, REQUIRED, TABLES, Setting, Signature, describe, names
 
@@ -261,7 +261,7 @@ def entry(signature: Signature, load: Callable[[str], ModuleType] | None = None)
     if signature.kind in CLASSES:
         return entry_of(function(signature, load))
     module, table = TABLES[signature.kind]
-    holder = sources.load(signature.plugin) if signature.plugin else load(module)
+    holder = source_files.load(signature.plugin) if signature.plugin else load(module)
     return in_table(getattr(holder, table)[signature.name])
 
 

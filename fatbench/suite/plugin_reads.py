@@ -33,7 +33,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from fatbench.suite import calls, signatures, sources
+from fatbench.suite import calls, signatures, source_files
 from fatbench.suite.entry import INPUTS
 
 # their versions stand in every run, and decide for no cell
@@ -41,7 +41,7 @@ PACKAGES = ("torch", "torchvision", "timm", "torchattacks", "pyautoattack", "aut
 OURS = str(Path(__file__).parent.parent) + os.sep
 DATA = str(Path(OURS, "data", "own.py"))  # the module that calls a data set's function
 SYSTEM = (sysconfig.get_path("stdlib") + os.sep, OURS, "/proc/", "/sys/", "/dev/", "/etc/", "/usr/", "<")
-INSTALLED = tuple(f"{os.sep}{name}{os.sep}" for name in sources.INSTALLED)
+INSTALLED = tuple(f"{os.sep}{name}{os.sep}" for name in source_files.INSTALLED)
 OPENERS = ((builtins, "open"), (io, "open"), (os, "open"), (_io, "open_code"))  # the last one for imports
 SMALL = 10_000_000  # bytes of a package whose files are read; of a larger one, the digests of its installation
 HASH_ROUNDS = 20_000  # some 10 ms for the digest of a variable, to make guessing its value slow
@@ -75,7 +75,7 @@ def recorded(used: Mapping[str, Path]) -> dict[str, str]:
     """Name -> digest of what plug-ins have read in this process. used: as from `plugins.used`."""
     result = {}
     for file in sorted({*used.values()}):
-        start, local = sources.root(file), {*map(str, sources.files(file))}
+        start, local = source_files.root(file), {*map(str, source_files.files(file))}
         declared = [read.split(" ", 1) for name in sorted(used) if used[name] == file for read in _declared(name)]
         digests = {**_modules(file, [name for what, name in declared if what == "module"]), **_reads.get(file, {})}
         digests |= {f"variable {name}": variable_digest(name) for what, name in declared if what == "variable"}
@@ -83,7 +83,7 @@ def recorded(used: Mapping[str, Path]) -> dict[str, str]:
         for name, value in sorted(digests.items()):
             if name not in local:
                 shown = Path(os.path.relpath(name, start)).as_posix() if os.path.isabs(name) else name
-                result[f"{shown} of {sources.version(file).plugin}"] = value
+                result[f"{shown} of {source_files.version(file).plugin}"] = value
     return result
 
 
@@ -92,7 +92,7 @@ def current(stored: Mapping[str, str], files: Iterable[Path]) -> dict[str, str]:
 
     A missing file outside the plug-in's folder is left out: it may exist on the machine that recorded it.
     """
-    roots = {sources.version(file).plugin: sources.root(file) for file in files}
+    roots = {source_files.version(file).plugin: source_files.root(file) for file in files}
     result = {}
     for name in stored:
         name_read, _, plugin = name.rpartition(" of ")
@@ -186,7 +186,7 @@ def _record(plugin: Path, path: str, is_writing: bool) -> None:
     if path.endswith(".pyc"):
         with suppress(ValueError):
             path = importlib.util.source_from_cache(path)
-    is_in_package = plugin.parent != sources.root(plugin) and path.startswith(f"{plugin.parent}{os.sep}")
+    is_in_package = plugin.parent != source_files.root(plugin) and path.startswith(f"{plugin.parent}{os.sep}")
     if (_is_own_file(path) or is_in_package) and path not in _written and not os.path.isdir(path):
         _reads.setdefault(plugin, {})[path] = digest(path)
 
@@ -196,7 +196,7 @@ def _plugin(frame: FrameType | None) -> Path | None:
     owners = {**_importer}
     for file in reversed(signatures.plugins()):  # a module of several belongs to the first
         with suppress(OSError, SyntaxError, ValueError):  # being edited right now, so this process does not run it
-            owners |= {str(path): file for path in sources.files(file)}
+            owners |= {str(path): file for path in source_files.files(file)}
     owner = None
     while frame is not None and owners:
         name = frame.f_code.co_filename
@@ -204,7 +204,7 @@ def _plugin(frame: FrameType | None) -> Path | None:
             owner = owners.get(name)
         if name == DATA:  # the images have a fingerprint
             return None
-        if name == sources.__file__:  # a plug-in is being imported: the code that asked for it does not count
+        if name == source_files.__file__:  # a plug-in is being imported: the code that asked for it does not count
             break
         frame = frame.f_back
     return owner

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 
 from fatbench import settings
 from fatbench.errors import SpecError, about
-from fatbench.suite import calls, plugin_reads, registered, signatures, sources
+from fatbench.suite import calls, plugin_reads, registered, signatures, source_files
 from fatbench.suite.calls import Call, call
 from fatbench.suite.reach import digest, reach
 
@@ -46,8 +46,8 @@ def load(files: Iterable[Path] = ()) -> None:
     SpecError for a file that cannot be read, has no table, or brings a name that is taken. A broken package is only
     left out with a warning, because the user did not choose it.
     """
-    edited = [file for file in signatures.plugins() if not registered.is_lent(file) and sources.is_edited(file)]
-    sources.delete(*edited)
+    edited = [file for file in signatures.plugins() if not registered.is_lent(file) and source_files.is_edited(file)]
+    source_files.delete(*edited)
     signatures.drop_plugins(edited)
     for location, module in _announced_modules():
         try:
@@ -145,7 +145,7 @@ def _training_call(spec: Mapping[str, Any]) -> Call:
 
 def version(file: Path) -> dict[str, Any]:
     """The beginning of a record: {"plugin": ..., "sha256": ..., "modules": {path: sha256}}."""
-    plugin_version = sources.version(file)
+    plugin_version = source_files.version(file)
     return {"plugin": plugin_version.plugin, "sha256": plugin_version.sha256, "modules": dict(plugin_version.modules)}
 
 
@@ -154,13 +154,13 @@ def records(used: Mapping[str, Path]) -> list[dict[str, Any]]:
     result = []
     for file in sorted({*used.values()}):
         names = sorted(name for name, own_file in used.items() if own_file == file)
-        digests = {name: _function_digest(file, sources.version(file), *name.split(" ", 1)) for name in names}
+        digests = {name: _function_digest(file, source_files.version(file), *name.split(" ", 1)) for name in names}
         result.append({**version(file), "names": names, "reach": digests, **registered.source(file)})
     return result
 
 
 @functools.cache
-def _function_digest(file: Path, version: sources.Version, kind: str, name: str) -> str:
+def _function_digest(file: Path, version: source_files.Version, kind: str, name: str) -> str:
     signature = signatures.known_functions(signatures.kind_of(kind))[name]
     return digest(reach(calls.function(signature), file))
 

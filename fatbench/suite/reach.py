@@ -5,7 +5,7 @@
     module(reach(function))                   the text of a file with a function of a running program
 
 Names are followed through globals, closures and defaults into the plug-in's file and its local modules
-(`fatbench.suite.sources`). There the texts have no comments, layout, docstrings and annotations, and local variables
+(`suite.source_files`). There the texts have no comments, layout, docstrings and annotations, and local variables
 have numbers: these may change. Statements that do more than bind names when a module is imported always count. Where
 names cannot be followed (`eval`, `globals()`), the whole file counts.
 """
@@ -28,7 +28,7 @@ from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
 from fatbench.errors import SpecError, article
-from fatbench.suite import sources
+from fatbench.suite import source_files
 
 OPAQUE = {"exec", "eval", "compile", "globals", "locals", "vars", "importlib", "__import__", "__doc__"}
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
@@ -66,7 +66,7 @@ class _Walk:
     """A walk from a function to all that it reaches, collected in `texts`."""
 
     def __init__(self, function: Any, file: Path | None) -> None:
-        self.files = {} if file is None else sources.files(file)  # file -> the beginning of the names of its texts
+        self.files = {} if file is None else source_files.files(file)  # file -> the beginning of the names of its texts
         self.writes = file is None
         self.home = getattr(inspect.unwrap(function), "__module__", None) if self.writes else None
         self.texts: dict[str, str] = {}
@@ -84,7 +84,7 @@ class _Walk:
 
     def import_code(self, file: Path) -> None:
         """Add the statements of a module that do more, when it is imported, than bind names."""
-        tree = sources.tree(file)
+        tree = source_files.tree(file)
         is_opaque = any(isinstance(node, ast.Name) and node.id in OPAQUE for node in ast.walk(tree))
         for number, statement in enumerate(s for s in tree.body if is_opaque or _has_effect(s)):
             self.texts[f"{self.files[file]}:{number}"] = ast.unparse(_Plain().visit(copy.deepcopy(statement)))
@@ -124,7 +124,7 @@ class _Walk:
         self.value(function.__defaults__ or (), name)
         self.value(function.__kwdefaults__ or {}, name)
         file = Path(code.co_filename)
-        for node in ast.walk(sources.tree(file)) if file in self.files else ():
+        for node in ast.walk(source_files.tree(file)) if file in self.files else ():
             if isinstance(node, ast.Lambda | Definition) and _line(node) == code.co_firstlineno:
                 self.node(file, name, node, function.__globals__)
 
@@ -133,7 +133,7 @@ class _Walk:
         if not self.is_own(value):
             self.texts[value.__qualname__] = f"{_module_name(value)}.{value.__qualname__}"
             return
-        for node in ast.walk(sources.tree(file := _file(value))):
+        for node in ast.walk(source_files.tree(file := _file(value))):
             if isinstance(node, ast.ClassDef) and node.name == value.__name__:
                 self.node(file, value.__qualname__, node, vars(sys.modules[value.__module__]))
 
@@ -142,7 +142,7 @@ class _Walk:
         value = inspect.unwrap(value)  # the text includes the decorators
         name = getattr(value, "__name__", "")
         try:
-            with sources.PARSER:
+            with source_files.PARSER:
                 text = textwrap.dedent(inspect.getsource(value))
                 node = ast.parse(text).body[0]
         except (OSError, TypeError, SyntaxError):
@@ -202,13 +202,15 @@ class _Walk:
 
     def constant(self, file: Path, name: str, space: Mapping[str, Any]) -> None:
         """Add the statements that bind a name in a module, or in the module that it is imported from."""
-        for statement in sources.tree(file).body:
+        for statement in source_files.tree(file).body:
             if isinstance(statement, ast.ImportFrom):
                 for alias in statement.names:
                     if (alias.asname or alias.name) == name:
                         self.texts[f"{self.files[file]}:{name}"] = f"from {statement.module} import {alias.name}"
-                        for path in [path for path in sources.imported(file, statement) if path in self.files][-1:]:
-                            source = sys.modules.get(sources.module_name(path))
+                        for path in [path for path in source_files.imported(file, statement) if path in self.files][
+                            -1:
+                        ]:
+                            source = sys.modules.get(source_files.module_name(path))
                             self.constant(path, alias.name, vars(source) if source else {})
             elif not isinstance(statement, Definition) and name in _bound(statement):
                 if not self.is_visited(statement):

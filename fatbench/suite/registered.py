@@ -29,7 +29,7 @@ from typing import Any
 
 from fatbench import settings, whole_file
 from fatbench.errors import SpecError, article, did_you_mean, shown
-from fatbench.suite import signatures, sources
+from fatbench.suite import signatures, source_files
 from fatbench.suite.reach import module, reach
 
 Key = tuple[str, str]  # (kind, name)
@@ -93,7 +93,7 @@ def lending() -> Iterator[None]:
                 if key not in _STAYING:
                     file = _FILES.pop(key)
                     signatures.drop_plugins([file])
-                    sources.forget(file)
+                    source_files.forget(file)
                     shutil.rmtree(file.parent, ignore_errors=True)
 
 
@@ -175,7 +175,7 @@ def is_lent(file: Path) -> bool:
 
 def source(file: Path) -> dict[str, str]:
     """{"source": text} for the record of a registered plug-in, empty for any other."""
-    return {"source": sources.source_bytes(file).decode()} if file.parent.parent.parts[-2:] == FOLDER else {}
+    return {"source": source_files.source_bytes(file).decode()} if file.parent.parent.parts[-2:] == FOLDER else {}
 
 
 def _add(kind: str, name: str, text: str, function_name: str) -> str:

@@ -33,7 +33,7 @@ from pydantic import ConfigDict, TypeAdapter
 
 from fatbench.errors import SpecError, UnknownName, article, did_you_mean
 from fatbench.suite import entry as entries
-from fatbench.suite import sources, types
+from fatbench.suite import source_files, types
 
 PACKAGE = Path(__file__).parent.parent
 FILE = Path(__file__).with_name("settings.json")
@@ -409,7 +409,7 @@ def add_plugin(file: Path) -> None:
             _refuse_taken_names(file)
     except BaseException:
         del _PLUGINS[file]
-        sources.delete(file)
+        source_files.delete(file)
         raise
 
 
@@ -451,12 +451,12 @@ def of_plugins() -> dict[str, dict[str, dict[str, SignatureJson]]]:
 
 def _tables(file: Path) -> dict[str, dict[str, Signature]]:
     try:
-        sources.version(file)
+        source_files.version(file)
     except OSError as error:
         raise SpecError(f"plugin {file}: {error.strerror or error}") from None
     except (SyntaxError, ValueError) as error:
         raise SpecError(f"plugin {file}: {error}") from None
-    module = sources.load(file)
+    module = source_files.load(file)
     tables_by_kind: dict[str, dict[str, Signature]] = {}
     for kind, (our_module, table) in TABLES.items():
         own_table = getattr(module, table, None)

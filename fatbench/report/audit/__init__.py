@@ -4,12 +4,12 @@
     found.text("markdown"), found.answers, found.numbers
 
     grids       tables in CSV, Markdown, LaTeX or pasted lines, as grids of text
-    reading     a grid as one long table
+    read_tables a grid as one long table
     measured    stored results as such a long table
     papers      papers' tables, described by YAML files beside them
     questions   what is asked of the numbers
     leads       leads between rows, and deviations over runs
-    answers     what a question found
+    question    what a question found
 
 What is printed are questions to the authors of a table. None says how a number came about, or that it is wrong.
 """
@@ -24,11 +24,11 @@ from typing import Any
 import pandas
 
 from fatbench.errors import SpecError
-from fatbench.report.audit.answers import Answer, Question
 from fatbench.report.audit.leads import deviations
 from fatbench.report.audit.papers import all_papers, paper_with
+from fatbench.report.audit.question import Answer, Question
 from fatbench.report.audit.questions import QUESTIONS, equal
-from fatbench.report.audit.reading import UNPRINTED, Long
+from fatbench.report.audit.read_tables import UNPRINTED, Long
 
 MARKED = ("order", "grain", "equal", "radius")  # a number below a constant is marked wherever it stands
 SHOWN = 12  # rows of an answer in a terminal and on a page; JSON has all
@@ -38,7 +38,7 @@ SHOWN = 12  # rows of an answer in a terminal and on a page; JSON has all
 class Audit:
     """What was understood of some tables, and the answers to every question.
 
-    numbers: the long table (`fatbench.report.audit.reading`). answers: a list of (question, answer).
+    numbers: the long table (`fatbench.report.audit.read_tables`). answers: a list of (question, answer).
     """
 
     numbers: pandas.DataFrame

@@ -4,7 +4,7 @@
         print(grid.caption, grid.cells)
 
 A grid keeps every row in its order, heads included, and no markup. What they mean is found out by
-`fatbench.report.audit.reading`.
+`fatbench.report.audit.read_tables`.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ import numpy as np
 import pandas
 from scipy.special import chdtri, ndtr, stdtrit
 
-from fatbench.report.audit.answers import (
+from fatbench.report.audit.question import (
     COLUMN,
     TABLE,
     WHITE_BOX,

@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas
 
-from fatbench.report.audit.reading import LONG, UNPRINTED, Known, Long, completed, head_of
+from fatbench.report.audit.read_tables import LONG, UNPRINTED, Known, Long, completed, head_of
 from fatbench.report.numbers.long import COLUMNS
 
 

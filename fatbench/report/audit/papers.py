@@ -20,7 +20,7 @@ import pandas
 from fatbench import whole_file
 from fatbench.errors import SpecError, did_you_mean
 from fatbench.report.audit.grids import grids
-from fatbench.report.audit.reading import Known, read
+from fatbench.report.audit.read_tables import Known, read
 from fatbench.suite.folders import folders
 
 FACTS = tuple(one.name for one in fields(Known))

@@ -20,7 +20,8 @@ import numpy as np
 import pandas
 from scipy.special import bdtrc
 
-from fatbench.report.audit.answers import (
+from fatbench.report.audit.leads import deviations, lead, ranking
+from fatbench.report.audit.question import (
     COLUMN,
     LEVEL,
     ROW,
@@ -39,8 +40,7 @@ from fatbench.report.audit.answers import (
     size,
     standard_error,
 )
-from fatbench.report.audit.leads import deviations, lead, ranking
-from fatbench.report.audit.reading import UNPRINTED, radius_value
+from fatbench.report.audit.read_tables import UNPRINTED, radius_value
 
 EXACT = 6  # digits of a number that is stored and not printed
 ITERATED = ("pgd", "bim", "mim", "apgd", "cw", "autoattack")

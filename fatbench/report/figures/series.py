@@ -18,7 +18,7 @@ import numpy as np
 from pandas import DataFrame
 
 from fatbench.errors import SpecError
-from fatbench.report.numbers import provenance, quantiles
+from fatbench.report.numbers import quantiles, table_facts
 from fatbench.report.numbers.doubts import Doubt, with_seeds
 from fatbench.report.numbers.long import found
 from fatbench.report.numbers.points import baselines, check_figure, point_key, points_of_figure, spread, sweeps
@@ -96,7 +96,7 @@ class Plot:
     figure: Figure
     label: str  # "SMOKE PRESET - not comparable with published numbers"; empty for the preset `paper`
     panels: list[Panel]
-    facts: provenance.Facts
+    facts: table_facts.Facts
     notes: list[tuple[str, str]] = field(default_factory=list)  # (what, text)
 
     @property
@@ -163,14 +163,14 @@ def _plot(suite: Suite, plan: Plan, figure: Figure, numbers: Stored) -> Plot | N
         for filled in _lines(line, rows.get(i, [])):
             published = None if lookup is None else _published(lookup, of_line[0], filled)
             panel.lines.append(replace(filled, published=published))
-    plot = Plot(suite.name, plan.preset, figure, label(plan), [*panels.values()], provenance.Facts())
+    plot = Plot(suite.name, plan.preset, figure, label(plan), [*panels.values()], table_facts.Facts())
     if not all(own.intersection(line.cells) for line in plot.lines):
         for panel in plot.panels:
             panel.lines[:] = [replace(line, own=bool(own.intersection(line.cells))) for line in panel.lines]
     for line in plot.lines:
         for id in line.cells if line.points or line.source.stage == "artifact" else ():
             behind += numbers.behind(cells[id], "train", "", 0)
-    plot = replace(plot, facts=provenance.Facts(behind))
+    plot = replace(plot, facts=table_facts.Facts(behind))
     plot.notes.extend(_notes(plot, plan, [*cells.values()], numbers, taken_label))
     return plot
 

@@ -23,10 +23,10 @@ from sqlalchemy import select as sql
 
 from fatbench.errors import DatabaseError
 from fatbench.report.numbers.doubts import Doubt, Doubts, Outcomes, doubts
-from fatbench.report.numbers.provenance import Origin, origin
 from fatbench.report.numbers.shown_runs import changed_since
 from fatbench.report.numbers.sources import ENDS, EVERY, PRIOR, RANGE, Source
 from fatbench.report.numbers.statistics import ImageOutcomes
+from fatbench.report.numbers.table_facts import Origin, origin
 from fatbench.settings import PRECISIONS
 from fatbench.store import inputs, replicates
 from fatbench.store.inputs import Inputs

@@ -16,7 +16,7 @@ from pandas import DataFrame
 from fatbench.data.catalogue import CATALOGUE
 from fatbench.report import audit
 from fatbench.report.contrasts import of_values, share
-from fatbench.report.numbers import provenance
+from fatbench.report.numbers import table_facts
 from fatbench.report.numbers.doubts import NOT_ABOVE, Doubt, with_seeds
 from fatbench.report.numbers.long import FROM, MINUS, OWN, TO, WORST, columns, found, long
 from fatbench.report.numbers.points import Points, TablePoints, find_confounders, spread
@@ -105,7 +105,7 @@ def _sheet(
         select=stored.select,
         checkpoint=checkpoint(headed, stored.select, plan, cells),
         seeds=[] if plan.suite == EVALUATED and len(seeds) == 1 else seeds,  # one network is no seed
-        facts=provenance.Facts(_behind(numbers, stored)),
+        facts=table_facts.Facts(_behind(numbers, stored)),
         footnotes=keys,
         points=list(dict.fromkeys((", ".join(cell.key.values()), cell.id) for cell in points.all_cells())),
         attacks=_attacks(headed, points.cells),

@@ -9,7 +9,7 @@ from pandas import DataFrame
 
 from fatbench.data.catalogue import CATALOGUE
 from fatbench.report.contrasts import Difference
-from fatbench.report.numbers import provenance, statistics
+from fatbench.report.numbers import statistics, table_facts
 from fatbench.report.numbers.doubts import PRECISION, RULE, Doubt
 from fatbench.report.numbers.long import columns
 from fatbench.report.numbers.points import is_inside
@@ -479,7 +479,7 @@ def _points(grid: Sheet) -> str:
     return ", in points" if all(column.unit == "percent" for column in grid.columns) else ""
 
 
-def data_note(facts: provenance.Facts, cells: Sequence[Cell], words: Mapping[str, str]) -> str:
+def data_note(facts: table_facts.Facts, cells: Sequence[Cell], words: Mapping[str, str]) -> str:
     """The note on data: each data set with its variant, and the number of test images of each metric.
 
     words: metric -> its heading.

@@ -17,7 +17,7 @@ from pandas import DataFrame
 
 from fatbench.errors import SpecError, did_you_mean
 from fatbench.report.contrasts import Difference
-from fatbench.report.numbers import provenance
+from fatbench.report.numbers import table_facts
 from fatbench.report.numbers.sources import Source, in_words
 from fatbench.store.selection import PUBLISHED
 from fatbench.suite.cells import Plan
@@ -139,7 +139,7 @@ class Sheet:
     select: str
     checkpoint: str  # which round's model the numbers are of, in words
     seeds: list[int]
-    facts: provenance.Facts
+    facts: table_facts.Facts
     notes: list[tuple[str, str]] = field(default_factory=list)  # (what, text), shown under the table
     footnotes: list[tuple[str, str]] = field(default_factory=list)  # (mark, text)
     points: list[tuple[str, str]] = field(default_factory=list)  # (labels, cell), one a point and seed

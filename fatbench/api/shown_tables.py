@@ -204,8 +204,8 @@ def _sheet(tidy: pandas.DataFrame, rows: list[str], title: str, digits: int) -> 
     import pandas
 
     from fatbench.report.numbers.long import OWN
-    from fatbench.report.numbers.provenance import Facts
     from fatbench.report.numbers.sources import Source
+    from fatbench.report.numbers.table_facts import Facts
     from fatbench.report.tables.entries import entries_of
     from fatbench.report.tables.number_format import with_texts
 

@@ -21,7 +21,7 @@ from fatbench.api.asking import (
     plugged,
     seed_list,
 )
-from fatbench.api.tables import DifferenceTable, Table
+from fatbench.api.shown_tables import DifferenceTable, Table
 from fatbench.errors import MachineError, NothingMatched, SpecError, did_you_mean
 from fatbench.report import build_tables, left_out
 from fatbench.report import differences as report_differences

@@ -10,7 +10,7 @@ from typing import Any
 import pandas
 from scipy.special import ndtri
 
-from fatbench.report.audit.reading import UNPRINTED
+from fatbench.report.audit.read_tables import UNPRINTED
 
 WHITE_BOX = ("fgsm", "pgd", "bim", "mim", "apgd", "cw", "square", "fab", "deepfool", "autoattack", "robust")
 TABLE = ["paper", "table"]
