@@ -41,7 +41,8 @@ SERIF = {"font.family": "STIXGeneral", "mathtext.fontset": "stix"}  # as Times, 
 COLUMN, TEXT = 234 / 72.27, 487 / 72.27  # inches of one and of two columns of a paper, whose points are TeX's
 NARROW = 1.5  # inches that a panel of a paper needs
 CAPTION_NOTES = (
-    "data", "checkpoint", "seeds", "differences", "published", "incomplete", "missing", "changed", "note", "perturbation",
+    "data", "checkpoint", "seeds", "differences", "published", "incomplete", "missing", "changed", "note",
+    "perturbation",
 )  # fmt: skip
 
 
