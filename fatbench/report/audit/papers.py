@@ -10,6 +10,7 @@ one table. docs/sanity.md has them all.
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -54,7 +55,8 @@ def all_papers() -> tuple[Paper, ...]:
 def paper_with(file: Path) -> Paper | None:
     """The paper whose YAML file, beside this table, names it; None without one."""
     for description in sorted(file.parent.glob("*.yaml")):
-        if file.name in description.read_text(encoding="utf-8"):
+        text = description.read_text(encoding="utf-8")
+        if file.name in text and re.search("^paper:", text, re.MULTILINE):  # a suite may lie there, too
             return load(description)
     return None
 
