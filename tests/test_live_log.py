@@ -104,10 +104,10 @@ def test_mlflow_reads_the_curves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_a_writer_that_is_not_installed_names_its_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "mlflow", None)
-    with pytest.raises(MachineError, match=r"^run\.log=mlflow: pip install 'fatbench\[mlflow\]'$"):
+    with pytest.raises(MachineError, match=r"^log=mlflow: pip install 'fatbench\[mlflow\]'$"):
         events("mlflow", tmp_path)
 
 
 def test_an_unknown_writer(tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match=r"run\.log: no writer is named 'wand' \(did you mean 'wandb'\?\)"):
+    with pytest.raises(SpecError, match=r"log: no writer is named 'wand' \(did you mean 'wandb'\?\)"):
         events("wand", tmp_path)

@@ -746,8 +746,8 @@ def test_cells_of_several_suites_in_one_table(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("rows", "columns", "message"),
     [
-        (["metod"], [], "--by: no axis is named 'metod' (did you mean 'method'?)"),
-        (["method"], ["pgd2"], "--metric: no axis or metric is named 'pgd2' (did you mean 'pgd20'?)"),
+        (["metod"], [], "by: no axis is named 'metod' (did you mean 'method'?)"),
+        (["method"], ["pgd2"], "metric: no axis or metric is named 'pgd2' (did you mean 'pgd20'?)"),
     ],
 )
 def test_a_table_of_suites_with_unknown_names(tiny: Suite, rows: list[str], columns: list[str], message: str) -> None:
