@@ -27,10 +27,7 @@ def write(folder: Path, device: str, order: Sequence[str]) -> str:
         for line in made["lines"]:
             kinds = {device, *(kind for kind, goal in line["goals"].items() if goal is not None)}
             text += [_line(line, kind, device) for kind in sorted(kinds)]
-    text += [
-        "",
-        "A ratio is the median of several runs of both sides in turn; in brackets the least and the greatest.",
-    ]
+    text += ["", "A ratio is the median of several runs of both sides in turn; in brackets the least and the greatest."]
     if any(made["quick"] for made in rows):
         text += ["", "**Some of it was measured with --quick, which only shows that it works.**"]
     places: dict[str, list[str]] = {}

@@ -95,14 +95,7 @@ def autoattack(
 
 
 def attack(
-    name: str,
-    model: Model,
-    x: Tensor,
-    y: Tensor,
-    *,
-    restarts: int = 1,
-    seed: int | None = None,
-    **settings: Any,
+    name: str, model: Model, x: Tensor, y: Tensor, *, restarts: int = 1, seed: int | None = None, **settings: Any
 ) -> Tensor:
     """The registered attack `name` with its settings.
 

@@ -198,14 +198,7 @@ def suite(rng: random.Random, folder: Path) -> None:
             text = b"\n".join(rows)
     file.write_bytes(text)
     code, _ = program("check", str(file))
-    more = [
-        ["plan", "suite"],
-        ["show"],
-        ["status"],
-        ["report"],
-        ["run", "suite", "-n"],
-        ["plot", "--format", "csv"],
-    ]
+    more = [["plan", "suite"], ["show"], ["status"], ["report"], ["run", "suite", "-n"], ["plot", "--format", "csv"]]
     for command in rng.sample(more, 1 if code else 2):
         program(*command, str(file), *([] if command[0] == "suite" else ["--db", str(folder / "no.db")]))
 

@@ -443,10 +443,7 @@ def _write_example(cells: list[Any]) -> None:
 
     cells = [nbformat.v4.new_code_cell(cell.source, outputs=cell.outputs, execution_count=None) for cell in cells]
     head = "# fatbench in a notebook\n\nThe blocks of [python.md](python.md), each by itself."
-    texts = [
-        head,
-        *(f"## {h}" for h in HEADINGS),
-    ]
+    texts = [head, *(f"## {h}" for h in HEADINGS)]
     markdown = [nbformat.v4.new_markdown_cell(text) for text in texts]
     pairs = [part for pair in zip(markdown[1:], cells, strict=True) for part in pair]
     for place, cell in enumerate([markdown[0], *pairs]):
@@ -515,11 +512,7 @@ def test_a_notebook_puts_a_plain_model_beside_a_suite_s_row(tmp_path: Path, monk
             evaluate.evaluate,  # module, network, attacks, n; exit codes
             {"file", "attack", "format", "images"},
         ),
-        (
-            fatbench.table,
-            reporting.report,
-            {"names", "format", "output", "table", "width", "by", "metric", "common"},
-        ),
+        (fatbench.table, reporting.report, {"names", "format", "output", "table", "width", "by", "metric", "common"}),
     ],
 )
 def test_what_a_command_takes_a_function_takes(function: object, command: object, not_here: set[str]) -> None:

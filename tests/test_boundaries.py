@@ -118,10 +118,7 @@ def test_a_suite_in_the_plane_is_run_and_drawn(tmp_path: Path, monkeypatch: pyte
         ("model: {name: small_cnn}", "model: small_cnn: needs images of at least 8x8, got 1x1"),
         ("monitor: {name: pgd, eps: 8, step: 1, steps: 1}", "monitor: eps and step are fractions of the pixel range"),
         ("monitor: {name: autoattack, eps: 0.04}", "AutoAttack's targeted losses need at least 4 classes, plane has 2"),
-        (
-            "data: {name: digits}",
-            "diagnostic: boundaries: 10 classes of 1 x 8 x 8 images, not 2 classes of points",
-        ),
+        ("data: {name: digits}", "diagnostic: boundaries: 10 classes of 1 x 8 x 8 images, not 2 classes of points"),
     ],
 )
 def test_what_does_not_fit_points_is_one_line(settings: str, reason: str, tmp_path: Path) -> None:

@@ -427,8 +427,7 @@ def test_undamaged_only_what_is_left_is_trained(job, resumable, undisturbed, tmp
     ("name", "damage"), [*(("state-000002", damage) for damage in DAMAGE), ("model-000002", "a flipped bit")]
 )
 @pytest.mark.promise(
-    "Numbers",
-    "A damaged, foreign or missing checkpoint is never used. The cell is trained again and says so",
+    "Numbers", "A damaged, foreign or missing checkpoint is never used. The cell is trained again and says so"
 )
 def test_damage_between_an_interruption_and_the_resumption(name, damage, job, resumable, undisturbed, tmp_path) -> None:
     """All rounds are trained again, from the beginning: 11 of 211 numbers were others after one flipped bit."""
@@ -604,10 +603,7 @@ def test_what_a_round_kept_for_the_report_is_not_worth_a_training(job, undisturb
     ("state", "said"),
     [
         (State(1, {}, {"best": 0.5}, {}), r"state.server\['best'\] is of type float"),
-        (
-            State(1, {}, {"seen": {1: torch.zeros(1)}}, {}),
-            r"state.server\['seen'\]: the key 1 is not a string",
-        ),
+        (State(1, {}, {"seen": {1: torch.zeros(1)}}, {}), r"state.server\['seen'\]: the key 1 is not a string"),
         (
             State(1, {}, {}, {3: {"old": [torch.zeros(1)]}}),
             r"state.clients\[3\]\['old'\] is of type list; a checkpoint",

@@ -171,11 +171,7 @@ MISTAKES = [  # arguments, exit code, the message on stderr
     (["run", "ab"], 2, "'ab': give at least the first 4 letters"),
     (["run", "ffffffffffff"], 3, "no suite has a cell 'ffffffffffff'"),
     (["show", "abcd"], 3, "no cell 'abcd': results/fatbench.db does not exist; run a suite first"),
-    (
-        ["show", "--log", "abcd"],
-        3,
-        "no cell 'abcd': results/fatbench.db does not exist; run a suite first",
-    ),
+    (["show", "--log", "abcd"], 3, "no cell 'abcd': results/fatbench.db does not exist; run a suite first"),
     (["compare", "abcd", "ef01"], 3, "results/fatbench.db does not exist"),
     (["compare"], 2, "missing argument 'SUITE|A'"),
     (["verify", "tiny.yaml", "--sample", "-n"], 2, "--sample: expected a whole number, got the option '-n'"),

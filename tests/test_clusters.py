@@ -75,8 +75,7 @@ def parent_of(pid: int) -> int:
 @pytest.mark.nightly
 @pytest.mark.filterwarnings("ignore::ResourceWarning")  # files of Ray that it leaves to the garbage collector
 @pytest.mark.promise(
-    "Interrupted and shared runs",
-    "When a Ray node is killed in the middle of a cell, another node continues it",
+    "Interrupted and shared runs", "When a Ray node is killed in the middle of a cell, another node continues it"
 )
 def test_a_ray_node_is_killed_in_the_middle_of_a_cell(tmp_path, monkeypatch, two_nodes, new_postgres, capfd):
     """A cell on each node; the node of one is gone after its first rounds. The other node does it, from a checkpoint.

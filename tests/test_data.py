@@ -55,10 +55,7 @@ SMALL: dict[str, tuple[Callable[[Path], Any], dict[str, Any]]] = {
     "fashion_mnist": (lambda root: layouts.write_mnist(root, "FashionMNIST"), {}),
     "cinic10": (layouts.write_cinic, {}),
     "image_folder": (lambda root: layouts.write_image_folder(root / "mine"), {"path": "mine", "size": 12}),
-    "torchvision": (
-        lambda root: None,
-        {"dataset": "FakeData", "size": 6, "image_size": (3, 8, 8), "num_classes": 3},
-    ),
+    "torchvision": (lambda root: None, {"dataset": "FakeData", "size": 6, "image_size": (3, 8, 8), "num_classes": 3}),
     "huggingface": (write_huggingface, {"dataset": "mine", "size": 6, "label": "class"}),
     "digits": (lambda root: None, {}),
     "plane": (lambda root: None, {}),
@@ -678,10 +675,7 @@ def test_the_plane_is_two_sides_of_a_wave() -> None:
     data = DATASETS["plane"](Path("nowhere"))
     assert data.shape == (2, 1, 1) and data.train_images[:2, :, 0, 0].tolist() == [[65, 18], [2, 163]]
     assert data.train_labels[:2].tolist() == [0, 1]
-    for images, labels, n in (
-        (data.train_images, data.train_labels, 800),
-        (data.test_images, data.test_labels, 200),
-    ):
+    for images, labels, n in ((data.train_images, data.train_labels, 800), (data.test_images, data.test_labels, 200)):
         x, y = images[:, :, 0, 0].T / 255
         above = y - 0.5 - np.sin(2 * np.pi * x) / 5
         assert len(x) == n and labels.sum() == n // 2

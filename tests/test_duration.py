@@ -393,10 +393,7 @@ def test_a_plan_says_its_time_on_a_gpu_that_is_not_here(plan: Plan, run: Run) ->
         (["--on", "h20"], "--on: no GPU is known as 'h20' (did you mean 'h200'?)"),
         (["--precision", "bf16"], "--precision needs --on GPU"),
         (["--on", "h200", "--precision", "fp8"], "--precision: expected auto, fp32, tf32 or bf16, got 'fp8'"),
-        (
-            ["--on", "h200", "-c", "run.path=quick"],
-            "run.path: no path is named 'quick' (known: auto, graphs, loop)",
-        ),
+        (["--on", "h200", "-c", "run.path=quick"], "run.path: no path is named 'quick' (known: auto, graphs, loop)"),
     ],
 )
 def test_what_is_wrong_with_a_gpu_that_is_not_here(plan: Plan, options: list[str], said: str, run: Run) -> None:

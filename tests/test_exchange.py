@@ -495,10 +495,7 @@ def test_another_value_for_the_same_number(store: Store, other: Store, tmp_path:
 
 def test_other_outcomes_for_the_same_examples(store: Store, other: Store, tmp_path: Path) -> None:
     """Cut otherwise is the same; one bit is not."""
-    for place, chunks in (
-        (store, [(0, 9, b"\xff\x80"), (9, 3, b"\x40")]),
-        (other, [(0, 5, b"\xf8"), (5, 7, b"\xf4")]),
-    ):
+    for place, chunks in ((store, [(0, 9, b"\xff\x80"), (9, 3, b"\x40")]), (other, [(0, 5, b"\xf8"), (5, 7, b"\xf4")])):
         place.add_cell("a", {"seed": 1})
         run = claim(place, "a", "e@1")
         for start, n, bits in chunks:
@@ -871,11 +868,7 @@ FORGED = [
     ('0,8,"Dw=="', '0,8,"Hw=="', "pgd20-0a1b2c3d@2: pgd20 is 0.5, its outcomes say 0.625 (5 of 8)"),
     ('"train_accuracy",0.25', '"train_accuracy",2.0', "train: train_accuracy of client 1 is 2.0: not in [0, 1]"),
     ('[2,1,"train_accuracy"', '[2,2,"train_accuracy"', "train: train_accuracy of client 2: the cell has 2 clients"),
-    (
-        '[2,1,"train_accuracy"',
-        '[3,1,"train_accuracy"',
-        "train: train_accuracy of client 1 is of round 3 of 2",
-    ),
+    ('[2,1,"train_accuracy"', '[3,1,"train_accuracy"', "train: train_accuracy of client 1 is of round 3 of 2"),
     ("0a1b2c3d@2", "0a1b2c3d@3", "pgd20-0a1b2c3d@3: round 3 of 2"),
     ('"pgd20",0.5,8', '"pgd20",0.5,4', "pgd20-0a1b2c3d@2: pgd20 is of 4 images and 1 model, its outcomes are of 8"),
     ('"round":8', '"round":6', "pgd20-0a1b2c3d@2: 8 outcomes of 6 examples"),

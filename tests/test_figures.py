@@ -464,10 +464,7 @@ def test_a_raster_has_a_row_for_each_client(drawn: Suite) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (
-            ("minus: {method: FAT}", "minus: {method: [FAT, Uniform]}"),
-            ": method: expected one label, got FAT, Uniform",
-        ),
+        (("minus: {method: FAT}", "minus: {method: [FAT, Uniform]}"), ": method: expected one label, got FAT, Uniform"),
         (
             ("[{split: skewed, method: FAT}, {split: even, method: Uniform}]", "{split: skewed}"),
             "include: expected a list of conditions, such as [{method: FAT}",

@@ -239,10 +239,7 @@ def test_models_that_were_trained_elsewhere_are_not_run_again_and_it_is_said(
     torch.manual_seed(0)
     net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
     fatbench.evaluate(net, dataset="digits", attacks=["natural"], n=20, db="a.db", device="cpu")
-    with (
-        Store.open("a.db") as store,
-        pytest.raises(NothingMatched, match="these models were trained elsewhere"),
-    ):
+    with Store.open("a.db") as store, pytest.raises(NothingMatched, match="these models were trained elsewhere"):
         verifying.choose(store, 1, None)
 
 

@@ -11,19 +11,7 @@ from functools import partial
 from typing import Any
 
 import pytest
-from crew import (
-    Watcher,
-    each_time,
-    ignore,
-    kill,
-    lasting,
-    never,
-    numbers,
-    once_begun,
-    recovering,
-    rows,
-    undisturbed,
-)
+from crew import Watcher, each_time, ignore, kill, lasting, never, numbers, once_begun, recovering, rows, undisturbed
 
 from fatbench.runner.executors import local, ray
 from fatbench.store.stages import Store

@@ -58,8 +58,7 @@ def silent(store: Store, seconds: float) -> None:
 
 @pytest.mark.parametrize("provenance", [{}, {"host": "elsewhere", "pid": 1}, {"pid": os.getppid()}])
 @pytest.mark.promise(
-    "Leases",
-    "A stage without progress is free when its lease ends. Its process can then write nothing more",
+    "Leases", "A stage without progress is free when its lease ends. Its process can then write nothing more"
 )
 def test_a_lease_ends_a_quarter_of_an_hour_after_the_last_progress(store: Store, provenance: dict[str, Any]) -> None:
     """Also that of a process which is still there: it may be stopped, or hang."""
@@ -90,11 +89,7 @@ def test_a_lease_is_over_at_its_end() -> None:
 
 def test_progress_renews_a_lease(store: Store) -> None:
     run = taken(store)
-    for progress in (
-        lambda: store.heartbeat(run),
-        lambda: store.commit(run, round=1),
-        lambda: store.restart(run),
-    ):
+    for progress in (lambda: store.heartbeat(run), lambda: store.commit(run, round=1), lambda: store.restart(run)):
         silent(store, 16 * 60)
         assert not alive(store)
         progress()

@@ -490,8 +490,7 @@ def test_what_a_server_says_in_words(code: str, kind: type[Exception] | None, me
 
 
 @pytest.mark.promise(
-    "Faults of the machine",
-    "A PostgreSQL server stopped in the middle of a step rolls it back and fails no cell",
+    "Faults of the machine", "A PostgreSQL server stopped in the middle of a step rolls it back and fails no cell"
 )
 def test_a_server_that_is_stopped_takes_the_transaction_back(new_postgres: Callable[[], str]) -> None:
     """No cell fails for it: its stage is given back, or its lease ends."""

@@ -42,9 +42,7 @@ MODULES = {
     "scikit-learn": "sklearn",
 }
 # Dependencies that no `import` statement names, and why they are there.
-UNSEEN = {
-    "pyautoattack": "imported by name, for `autoattack` may stand in its place",
-}
+UNSEEN = {"pyautoattack": "imported by name, for `autoattack` may stand in its place"}
 # Modules that need not be installed: the extra, or the package that stands in, says so.
 OPTIONAL = {"autoattack", "datasets"}
 
@@ -89,10 +87,7 @@ def test_wheel_holds_the_package_the_suites_and_their_format_and_nothing_else(wh
         names = {name for name in archive.namelist() if ".dist-info/" not in name}
     expected = tree("fatbench") | {f"fatbench/{name}" for name in tree("suites")} | {"fatbench/docs/suites.md"}
     assert names == expected
-    assert {
-        "fatbench/suites/README.md",
-        "fatbench/suites/sfat-cifar10.yaml",
-    } <= names
+    assert {"fatbench/suites/README.md", "fatbench/suites/sfat-cifar10.yaml"} <= names
     assert "fatbench/suites/published/sfat-t3.csv" in names
     assert wheel.name == f"fatbench-{fatbench.__version__}-py3-none-any.whl"
 

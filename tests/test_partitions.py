@@ -520,11 +520,7 @@ def test_every_partition(name: str, data: st.DataObject) -> None:
             {"clients": 11, "groups": 11, "p": 0.2},
             "group_skew: 11 groups of 10 classes and 11 clients: at least one each",
         ),
-        (
-            "group_skew",
-            {"clients": 2, "groups": 1, "p": 0.5},
-            "group_skew: with one group p must be 1, got 0.5",
-        ),
+        ("group_skew", {"clients": 2, "groups": 1, "p": 0.5}, "group_skew: with one group p must be 1, got 0.5"),
     ],
 )
 def test_refused(name: str, arguments: dict[str, Any], message: str) -> None:

@@ -226,8 +226,7 @@ def test_no_override_of_ours_hands_out_a_radius_to_names_of_methods() -> None:
 # --- the grid of a suite that extends another ------------------------------------------------------------------------
 
 PARENT = SUITE.replace(
-    "evaluate:\n",
-    "grid: {product: [data, method], overrides: [{when: {method: FAT}, set: {train: 90}}]}\nevaluate:\n",
+    "evaluate:\n", "grid: {product: [data, method], overrides: [{when: {method: FAT}, set: {train: 90}}]}\nevaluate:\n"
 )
 
 

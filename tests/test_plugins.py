@@ -390,7 +390,7 @@ def test_edited_work_is_kept_until_it_is_asked_for_again(place):
         plugins.load()
         changed = versions.changed(jobs(), store)
         assert {cell: sorted(stage.split("-")[0] for stage in stages) for cell, stages in changed.items()} == {
-            mine: ["blank", "natural", "train"],  # the other cell's attack is in the same file, and reaches no helper
+            mine: ["blank", "natural", "train"]  # the other cell's attack is in the same file, and reaches no helper
         }
         was, now = sha(HELPER)[:12], sha(UNIFORM)[:12]
         words = f"mine.py (sha256 {sha(AGGREGATOR)[:12]}; helper.py {{}})"

@@ -28,11 +28,7 @@ def test_every_entry_is_whole() -> None:
 @pytest.mark.parametrize(
     ("name", "cited", "absent"),
     [
-        (
-            "fat-baselines",
-            {"zhu2023", "dejorge2022", "wong2020", "wang2020mart", "howe1974"},
-            "wang2020fednova",
-        ),
+        ("fat-baselines", {"zhu2023", "dejorge2022", "wong2020", "wang2020mart", "howe1974"}, "wang2020fednova"),
         ("fat-byzantine", {"blanchard2017", "elmhamdi2018", "xie2019", "zizzo2020", "wilson1927"}, "chen2022"),
     ],
 )

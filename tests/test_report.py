@@ -2081,11 +2081,7 @@ def test_differences_need_the_same_seed_and_a_baseline(tmp_path: Path) -> None:
     [
         ("minus: {method: FAT}", "minus: {methd: FAT}", r"minus: .*no axis is named 'methd'|no axis is named 'methd'"),
         ("minus: {method: FAT}", "minus: {method: [FAT, Uniform]}", "method: expected one label, got FAT, Uniform"),
-        (
-            "minus: {method: FAT}",
-            "share: {method: FAT}",
-            "expected two labels of one axis, from and to",
-        ),
+        ("minus: {method: FAT}", "share: {method: FAT}", "expected two labels of one axis, from and to"),
         ("minus: {method: FAT}", "minus: {method: FAT}, share: {method: [FAT, Uniform]}", "either a difference"),
     ],
 )

@@ -102,8 +102,7 @@ def test_free_memory_is_asked_of_the_driver(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.promise(
-    "Faults of the machine",
-    "A GPU runs as many cells as fit, by the memory that such cells used before",
+    "Faults of the machine", "A GPU runs as many cells as fit, by the memory that such cells used before"
 )
 def test_slots_follow_what_cells_used_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two GPUs, 10 and 30 GB free; a cell of the kind has used 4 GB: one slot there would be two and five."""

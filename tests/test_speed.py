@@ -18,14 +18,7 @@ from fatbench.runner import progress
 from fatbench.store import jsonl as lines_of_results
 from fatbench.store import timing
 from fatbench.store.stages import Store
-from fatbench.suite import (
-    asked,
-    calls,
-    cells,
-    files,
-    language,
-    trees,
-)
+from fatbench.suite import asked, calls, cells, files, language, trees
 
 pytest_plugins = ("databases",)
 SUITES = Path(__file__).parent.parent / "suites"

@@ -57,14 +57,7 @@ def store(url: str) -> Iterator[Store]:
 
 
 def claim(store: Store, stage: str = "train", *, cell: str = CELL, retry: bool = False, **more: Any) -> int | None:
-    provenance = {
-        "preset": "smoke",
-        "device": "cpu",
-        "precision": "fp32",
-        "commit": COMMIT,
-        "dirty": False,
-        **more,
-    }
+    provenance = {"preset": "smoke", "device": "cpu", "precision": "fp32", "commit": COMMIT, "dirty": False, **more}
     how = {"retry_failed": True} if retry else {}  # else the default
     return store.claim(cell, stage, suite="s", total=3, provenance=provenance, **how)
 

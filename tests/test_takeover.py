@@ -96,8 +96,7 @@ def test_a_lease_is_renewed_by_beats_and_not_by_a_thread_that_lives(machine, job
 
 
 @pytest.mark.promise(
-    "Interrupted and shared runs",
-    "A run takes over the cells of a killed run, and ends with 0 only when all are done",
+    "Interrupted and shared runs", "A run takes over the cells of a killed run, and ends with 0 only when all are done"
 )
 def test_a_run_takes_over_what_a_killed_one_had_in_hand(jobs, machine, options, forks, other, capfd) -> None:
     """It did the rest, waited, and went on when the other was killed: all is done, or it would not have ended."""
@@ -169,8 +168,7 @@ def test_a_claim_between_two_looks_at_the_database(first, jobs, machine, monkeyp
 
 @pytest.mark.parametrize("before", ["interrupted", "failed"])
 @pytest.mark.promise(
-    "Interrupted and shared runs",
-    "Of several runs that want the same free cell, one gets it and the others wait",
+    "Interrupted and shared runs", "Of several runs that want the same free cell, one gets it and the others wait"
 )
 def test_a_cell_that_another_process_claims_first_is_waited_for(before, jobs, machine, monkeypatch) -> None:
     """It was free when we looked. What had failed has failed: nobody claims it."""
@@ -260,10 +258,7 @@ def test_a_worker_that_is_stopped_is_replaced(jobs, machine, forks, monkeypatch)
     """Nobody else runs: the run itself sees that its worker makes no progress, and begins the cell once more."""
     monkeypatch.setattr(executors, "check_interval", lambda machine: 0.5)
     monkeypatch.setattr(executors, "IDLE_SECONDS", 1e9)
-    job, place = (
-        lasting(jobs[0], 40),
-        recovering(machine, lease=1.0, checkpoint_seconds=0.0),
-    )
+    job, place = (lasting(jobs[0], 40), recovering(machine, lease=1.0, checkpoint_seconds=0.0))
     said: list[str] = []
 
     def watch(slot: int, event: Event) -> None:
@@ -454,8 +449,7 @@ def test_memory_that_is_never_enough_is_a_failure_in_words(jobs, machine, monkey
 
 
 @pytest.mark.promise(
-    "Faults of the machine",
-    "A model with batch normalisation is not split into microbatches, and the cell says so",
+    "Faults of the machine", "A model with batch normalisation is not split into microbatches, and the cell says so"
 )
 def test_batch_normalisation_is_not_cut(jobs, machine, monkeypatch) -> None:
     """Its gradients would be others."""
@@ -480,11 +474,7 @@ def test_batch_normalisation_is_not_cut(jobs, machine, monkeypatch) -> None:
 @pytest.mark.promise("Interrupted and shared runs", "A cell can have a time limit")
 def test_a_cell_has_so_much_time(jobs, machine, monkeypatch) -> None:
     """What was committed is kept, and a retry goes on from there."""
-    job, place, heartbeats = (
-        jobs[0],
-        recovering(machine, checkpoint_seconds=0.0),
-        list[Heartbeat](),
-    )
+    job, place, heartbeats = (jobs[0], recovering(machine, checkpoint_seconds=0.0), list[Heartbeat]())
 
     def heartbeat_of(limit: float | None) -> Heartbeat:
         heartbeats.append(Heartbeat(limit))

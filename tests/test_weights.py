@@ -77,10 +77,7 @@ def test_the_identity_holds_the_content_and_not_the_path() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (
-            "81.5_T2T_ViT_14.pth.tar",
-            "expected the file's digest too, FILE@sha256:<64 hex digits> (run sha256sum FILE",
-        ),
+        ("81.5_T2T_ViT_14.pth.tar", "expected the file's digest too, FILE@sha256:<64 hex digits> (run sha256sum FILE"),
         ("a.pth@sha256:12", "expected the file's digest too"),
         ("t2t_vit14", "or a known name (did you mean 't2t_vit_14'?), got 't2t_vit14'"),
     ],

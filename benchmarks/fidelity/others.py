@@ -175,10 +175,7 @@ def _distilled(
     from benchmarks.fidelity.sources import Instead, replaced
 
     zeros = functools.partial(_zeros)
-    with (
-        replaced(torch.nn, KLDivLoss=Heard),
-        replaced(devices, torch=Instead(torch, zeros=zeros), tqdm=iter),
-    ):
+    with replaced(torch.nn, KLDivLoss=Heard), replaced(devices, torch=Instead(torch, zeros=zeros), tqdm=iter):
         server.distill(clients, mode="weighted_logits_precomputed", num_classes=4)
     return seen[0]
 

@@ -46,11 +46,7 @@ SOURCES = {
     "fedml": Source(
         "FedML-AI/FedML",
         "03e11dfee69a458a9820ec4e05b531a5f935eb2b",
-        (
-            "python/fedml/simulation/mpi/fedgkt",
-            "python/fedml/simulation/sp/fednova",
-            "python/fedml/model/cv/resnet56",
-        ),
+        ("python/fedml/simulation/mpi/fedgkt", "python/fedml/simulation/sp/fednova", "python/fedml/model/cv/resnet56"),
         "FedML",
     ),
     "fednova": Source("JYWa/FedNova", "47b4e096dfb19dc43c728896fff335a5befb645d", ("distoptim",), "FedNova"),

@@ -10,17 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fatbench import report
-from fatbench.api.asking import (
-    Overrides,
-    Plugins,
-    Seeds,
-    Where,
-    filter_text,
-    names,
-    plugged,
-    seed_list,
-    suite_of,
-)
+from fatbench.api.asking import Overrides, Plugins, Seeds, Where, filter_text, names, plugged, seed_list, suite_of
 from fatbench.api.lines import Lines
 from fatbench.errors import MachineError, SpecError
 from fatbench.runner.run_options import run_options

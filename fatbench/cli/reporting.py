@@ -191,12 +191,10 @@ def plot(
     preset: opt.Preset = None,
     where: opt.Where = None,
     figure: Annotated[
-        str | None,
-        Option("--figure", metavar="ID", help="Only this figure; forest: all methods against the baseline."),
+        str | None, Option("--figure", metavar="ID", help="Only this figure; forest: all methods against the baseline.")
     ] = None,
     x: Annotated[
-        str | None,
-        Option("--x", metavar="NAME", help="Your own figure over round, eps, client, or an axis (bars)."),
+        str | None, Option("--x", metavar="NAME", help="Your own figure over round, eps, client, or an axis (bars).")
     ] = None,
     metric: opt.Metric = None,
     by: opt.By = None,

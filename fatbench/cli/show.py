@@ -69,9 +69,7 @@ def print_rows(
         widths = {i: width for i, width in widths.items() if i not in shared_columns}
         if shared_columns:
             console.print(
-                f"all: {', '.join(f'{columns[i]} {rows[0][i]}' for i in shared_columns)}",
-                style="dim",
-                soft_wrap=True,
+                f"all: {', '.join(f'{columns[i]} {rows[0][i]}' for i in shared_columns)}", style="dim", soft_wrap=True
             )
     texts = [i for i in widths if i and columns[i] not in (*right_aligned, *WHOLE)]
     while excess() > 0 and texts and widths[widest := max(texts, key=widths.__getitem__)] > NARROW:
@@ -108,10 +106,7 @@ def suites(rows: Sequence[Mapping[str, Any]], hidden: int) -> None:
             line = f"  {row['name']:{names}} {cells:>5}  {title}"
             console.print(line, no_wrap=True, overflow="ellipsis")
     hint = f"\n{hidden} more on images as JPEG: --all" if hidden else ""
-    console.print(
-        f"\nNumbers are cells (training runs) of the preset paper: fatbench show NAME{hint}",
-        style="dim",
-    )
+    console.print(f"\nNumbers are cells (training runs) of the preset paper: fatbench show NAME{hint}", style="dim")
 
 
 def suite(shown_suite: Suite) -> None:

@@ -68,12 +68,7 @@ IDLE = 3  # looks: between two cells of a run there may be a moment without one
 
 
 def _write(
-    files: list[Path],
-    suites: list[str],
-    output: Path,
-    images: Path | None,
-    select: Checkpoint,
-    refresh_seconds: int,
+    files: list[Path], suites: list[str], output: Path, images: Path | None, select: Checkpoint, refresh_seconds: int
 ) -> bool:
     """Write the pages once; returns whether a cell of them runs. refresh_seconds: how often a browser reads them."""
     from fatbench import api, settings

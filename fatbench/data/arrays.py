@@ -12,17 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from fatbench.data import catalogue
-from fatbench.data.common import (
-    Check,
-    Images,
-    Labels,
-    Loaded,
-    as_labels,
-    md5,
-    missing_error,
-    parsing,
-    read_bytes,
-)
+from fatbench.data.common import Check, Images, Labels, Loaded, as_labels, md5, missing_error, parsing, read_bytes
 from fatbench.errors import MachineError
 
 # --- MNIST, Fashion-MNIST -----------------------------------------------------------------------------------------
@@ -142,10 +132,7 @@ def load_svhn(root: Path) -> Loaded:
         test_images=test_images,
         test_labels=test_labels,
         classes=facts.classes,
-        checks=(
-            Check(paths[0], published[0].md5, train_md5),
-            Check(paths[1], published[1].md5, test_md5),
-        ),
+        checks=(Check(paths[0], published[0].md5, train_md5), Check(paths[1], published[1].md5, test_md5)),
         whole=True,
     )
 

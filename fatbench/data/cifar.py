@@ -15,18 +15,7 @@ from typing import Any
 import numpy as np
 
 from fatbench.data import catalogue
-from fatbench.data.common import (
-    Check,
-    DamagedData,
-    Images,
-    Labels,
-    Loaded,
-    as_labels,
-    md5,
-    parsing,
-    read_bytes,
-    unpack,
-)
+from fatbench.data.common import Check, DamagedData, Images, Labels, Loaded, as_labels, md5, parsing, read_bytes, unpack
 
 PIXELS = 3 * 32 * 32
 LABELS = {"cifar10": "labels", "cifar100": "fine_labels"}

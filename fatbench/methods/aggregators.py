@@ -28,12 +28,7 @@ from fatbench.engine.mixing import last_layer_cosines, normalised
 from fatbench.engine.rounds import Context, Mixing, Tensors, Update
 from fatbench.methods.adfl import adfl
 from fatbench.methods.filtering_aggregators import caf, dnc, few_subsets, keeps_some, mda, smea
-from fatbench.methods.preaggregators import (
-    after,
-    bears_what_the_aggregator_bears,
-    enough_are_made,
-    one_upload_for_each,
-)
+from fatbench.methods.preaggregators import after, bears_what_the_aggregator_bears, enough_are_made, one_upload_for_each
 from fatbench.methods.robust_aggregators import (
     bulyan,
     centred_clipping,
@@ -343,9 +338,7 @@ def fedavg_shrink(updates: Sequence[Update], context: Context, *, r: Positive, t
     assert released.norm is not None
     m = len(updates)
     return Mixing(
-        [math.fsum(released.weights) / m] * m,
-        norm=[math.fsum(released.norm) / m] * m,
-        norm_match="substring",
+        [math.fsum(released.weights) / m] * m, norm=[math.fsum(released.norm) / m] * m, norm_match="substring"
     )
 
 

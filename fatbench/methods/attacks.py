@@ -122,14 +122,7 @@ def in_the_pixel_range(*, eps: float, step: float, norm: str) -> str | None:
 
 
 def pgd_kl(
-    model: nn.Module,
-    x: Tensor,
-    y: Tensor,
-    generator: torch.Generator,
-    *,
-    eps: Radius,
-    step: Radius,
-    steps: Count,
+    model: nn.Module, x: Tensor, y: Tensor, generator: torch.Generator, *, eps: Radius, step: Radius, steps: Count
 ) -> Tensor:
     """The inner attack of TRADES: `steps` sign steps that increase KL(p(x) || p(x_adv)), from x + 0.001 N(0, 1).
 

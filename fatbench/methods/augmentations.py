@@ -37,6 +37,4 @@ def crop_flip(x: Tensor, generator: Generator, *, padding: Natural, flip: bool =
     return torch.empty_like(x).copy_(cropped)
 
 
-AUGMENTS: dict[str, Callable[..., Tensor]] = {
-    "crop_flip": crop_flip,
-}
+AUGMENTS: dict[str, Callable[..., Tensor]] = {"crop_flip": crop_flip}

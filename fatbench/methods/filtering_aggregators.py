@@ -66,11 +66,7 @@ def smea(updates: Sequence[Update], context: Context, *, byzantine: Natural) -> 
 
 
 def _best_subset(
-    name: str,
-    updates: Sequence[Update],
-    context: Context,
-    byzantine: int,
-    spread: Callable[[Tensor, Tensor], Tensor],
+    name: str, updates: Sequence[Update], context: Context, byzantine: int, spread: Callable[[Tensor, Tensor], Tensor]
 ) -> Mixing:
     """The mean of the subset with the least spread((m, m) inner products, (S, k) members of each) -> (S,)."""
     positions = by_number(updates)

@@ -263,11 +263,7 @@ def fang_trimmed(
 
 
 def within_honest(
-    update: Tensor,
-    others: Tensor,
-    *,
-    reach: Literal["radius", "min_max"] = "radius",
-    stretch: bool = False,
+    update: Tensor, others: Tensor, *, reach: Literal["radius", "min_max"] = "radius", stretch: bool = False
 ) -> Tensor:
     """As near to the upload as the honest updates allow: m + gamma (u - m), m their mean, gamma at most 1.
 

@@ -85,13 +85,7 @@ def mart(
 
 
 def mixed_at(
-    model: nn.Module,
-    x: Tensor,
-    y: Tensor,
-    generator: torch.Generator,
-    *,
-    attack: Attack,
-    ratio: Probability = 0.5,
+    model: nn.Module, x: Tensor, y: Tensor, generator: torch.Generator, *, attack: Attack, ratio: Probability = 0.5
 ) -> tuple[Tensor, Tensor]:
     """Mixed-ratio adversarial training: floor(ratio B) random images of the batch are replaced by adversarial ones.
 
@@ -192,13 +186,7 @@ def n_fgsm_at(
 
 
 def awp_at(
-    model: nn.Module,
-    x: Tensor,
-    y: Tensor,
-    generator: torch.Generator,
-    *,
-    attack: Attack,
-    gamma: NonNegative = 0.005,
+    model: nn.Module, x: Tensor, y: Tensor, generator: torch.Generator, *, attack: Attack, gamma: NonNegative = 0.005
 ) -> tuple[Tensor, Tensor]:
     """AWP: AT at perturbed weights, CE(f_{w+v}(x_adv), y) with v_l = gamma |w_l| g_l / |g_l|, g the gradient at w.
 

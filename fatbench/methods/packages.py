@@ -390,11 +390,7 @@ def _other_package(model: nn.Module, generator: torch.Generator, device: torch.d
     weights = [weight for weight in model.parameters() if weight.requires_grad]
     trace, logger = sys.gettrace(), logging.getLogger("auto-attack")
     logger_was_disabled = logger.disabled
-    with (
-        forked(seed, "attack", device=device),
-        warnings.catch_warnings(),
-        contextlib.redirect_stdout(io.StringIO()),
-    ):
+    with forked(seed, "attack", device=device), warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
         warnings.simplefilter("ignore")
         try:
             logger.disabled = True

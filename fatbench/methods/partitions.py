@@ -345,13 +345,7 @@ def drawn_labels(
 
 
 def group_skew(
-    labels: Labels,
-    rng: numpy.random.Generator,
-    writers: Labels | None,
-    *,
-    clients: Count,
-    groups: Count,
-    p: Fraction,
+    labels: Labels, rng: numpy.random.Generator, writers: Labels | None, *, clients: Count, groups: Count, p: Fraction
 ) -> Shards:
     """Every group of classes belongs to a group of clients, which gets each of its examples with probability p.
 

@@ -109,10 +109,7 @@ def _near_the_median(values: Tensor, count: int) -> Tensor:
 
 
 def _by_coordinate(
-    updates: Sequence[Update],
-    context: Context,
-    positions: Sequence[int],
-    combine: Callable[[Tensor], Tensor],
+    updates: Sequence[Update], context: Context, positions: Sequence[int], combine: Callable[[Tensor], Tensor]
 ) -> Mixing:
     """The model whose tensors are `combine` of those (m, ...) of the clients at `positions`."""
     models = [updates[k].model for k in positions]

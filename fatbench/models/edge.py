@@ -377,10 +377,7 @@ def _bottlenecks(
 def _stage(channels: int, planes: int, blocks: int, stride: int) -> nn.Sequential:
     from timm.models.resnet import Bottleneck
 
-    shortcut = nn.Sequential(
-        nn.Conv2d(channels, 4 * planes, 1, stride, bias=False),
-        nn.BatchNorm2d(4 * planes),
-    )
+    shortcut = nn.Sequential(nn.Conv2d(channels, 4 * planes, 1, stride, bias=False), nn.BatchNorm2d(4 * planes))
     return nn.Sequential(
         Bottleneck(channels, planes, stride, shortcut), *(Bottleneck(4 * planes, planes) for _ in range(blocks - 1))
     )

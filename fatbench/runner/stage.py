@@ -70,12 +70,7 @@ def carry_out(
 
 
 def claim(
-    turn: Turn,
-    stage: str,
-    machine: Machine,
-    total: int = 0,
-    evaluation: Evaluation | None = None,
-    fresh: bool = False,
+    turn: Turn, stage: str, machine: Machine, total: int = 0, evaluation: Evaluation | None = None, fresh: bool = False
 ) -> int | None:
     """Claim a stage for this process and store its provenance.
 

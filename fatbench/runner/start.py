@@ -84,11 +84,7 @@ class Observer(Protocol):
         """The run is over."""
 
 
-def run(
-    jobs: Sequence[Job],
-    watch: Observer,
-    options: RunOptions,
-) -> None:
+def run(jobs: Sequence[Job], watch: Observer, options: RunOptions) -> None:
     """Run jobs; return when all cells are done, by whichever process, else raise SystemExit with the documented code.
 
     Waits for cells that other processes hold, and takes over those whose lease they lose. Without `wait`, it ends when

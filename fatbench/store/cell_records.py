@@ -13,16 +13,7 @@ from sqlalchemy import Connection, delete, insert, select, update
 from fatbench.store import grid_points, numbers, replicates
 from fatbench.store.document import RUN_COLUMNS, Cell, Run, Sealing, Stage, blocks_of, document
 from fatbench.store.rows import batches, cell_row, dumps
-from fatbench.store.schema import (
-    CELLS,
-    DOUBTS,
-    NUMBERS,
-    OUTCOME_CHUNKS,
-    REPLICATES,
-    ROUND_METRICS,
-    RUNS,
-    STAGES,
-)
+from fatbench.store.schema import CELLS, DOUBTS, NUMBERS, OUTCOME_CHUNKS, REPLICATES, ROUND_METRICS, RUNS, STAGES
 
 LOCAL = "sha256"  # key of a record: digests of files that are here alone
 

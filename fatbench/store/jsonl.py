@@ -292,11 +292,7 @@ def _line_batches(stream: TextIO, path: Path) -> Iterator[list[tuple[int, str]]]
 
 
 def cell_of(
-    line: str,
-    version: int,
-    location: str,
-    identify: Identify | None = None,
-    contradiction: Contradiction | None = None,
+    line: str, version: int, location: str, identify: Identify | None = None, contradiction: Contradiction | None = None
 ) -> Cell:
     """A line as a document in today's names. ExchangeError: it is none, or has problems; the message has its place."""
     cell = translated(line, version, location, identify)

@@ -65,12 +65,7 @@ def _later(ours: Run, theirs: Run | None, held: Collection[str]) -> Run:
 
 
 def _stage(
-    name: str,
-    here: Cell,
-    there: Cell,
-    position: dict[str, int],
-    held: Collection[str],
-    resumable: Collection[str],
+    name: str, here: Cell, there: Cell, position: dict[str, int], held: Collection[str], resumable: Collection[str]
 ) -> Stage:
     """A stage of the merged document; position: {uid of a run: its position there}."""
     ours, theirs = here.by_stage.get(name), there.by_stage.get(name)

@@ -213,10 +213,7 @@ def _best_round_problem(record: Mapping[str, Any], numbers: Iterable[Sequence[An
 
 
 def _number_problem(
-    spec: Mapping[str, Any],
-    stage: str,
-    numbers: Iterable[Sequence[Any]],
-    chunks: Sequence[tuple[int, bytes]],
+    spec: Mapping[str, Any], stage: str, numbers: Iterable[Sequence[Any]], chunks: Sequence[tuple[int, bytes]]
 ) -> str | None:
     """The first impossible number among a stage's numbers (as in a line) and outcomes [(how many, bits)], or None."""
     last_round, clients, images = (_bound(spec, *keys) for keys in BOUNDS)

@@ -35,9 +35,7 @@ TIME = String(24)
 STATUS = "status IN ('todo', 'running', 'done', 'failed', 'interrupted')"
 
 IDENTITY = Table(  # one row, which also marks the folder of the database's checkpoints
-    "identity",
-    METADATA,
-    Column("id", String(32), primary_key=True),
+    "identity", METADATA, Column("id", String(32), primary_key=True)
 )
 CELLS = Table(
     "cells",

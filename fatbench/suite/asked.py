@@ -53,11 +53,7 @@ def contradiction(stage: Any) -> str | None:
 
 
 def is_another(
-    stage: str,
-    settings: Mapping[str, Any],
-    n: int | None,
-    chunk: int | None,
-    requested: Mapping[str, Any] | None,
+    stage: str, settings: Mapping[str, Any], n: int | None, chunk: int | None, requested: Mapping[str, Any] | None
 ) -> bool:
     """Whether a stage is known to be of another evaluation than its name says.
 

@@ -117,10 +117,7 @@ def _kind(kind: str) -> dict[str, Schema]:
         key: {"anyOf": alternatives} if len(alternatives) > 1 else alternatives[0]
         for key, alternatives in _settings_of_all(functions).items()
     }
-    of_no_name = {
-        "if": {"not": {"required": ["name"]}},
-        "then": {"properties": unnamed},
-    }
+    of_no_name = {"if": {"not": {"required": ["name"]}}, "then": {"properties": unnamed}}
     call = {
         "type": "object",
         "properties": {"name": {"type": "string", "anyOf": [*summaries, {}]}},
@@ -186,11 +183,7 @@ def _known_names(kind: str) -> Schema:
     if kind in (*CLASSES, "Experiment"):
         return {"properties": nested}
     all_names = {"enum": [function.name for function in functions]}
-    return {
-        "if": {"type": "string"},
-        "then": all_names,
-        "else": {"properties": {"name": all_names, **nested}},
-    }
+    return {"if": {"type": "string"}, "then": all_names, "else": {"properties": {"name": all_names, **nested}}}
 
 
 def _in_every_cell(cell: Schema) -> Schema:

@@ -105,8 +105,7 @@ Headings = Annotated[dict[str, Heading], BeforeValidator(_headings, json_schema_
 Texts = Annotated[
     dict[str, str],
     PlainValidator(
-        lambda value: {key: str(text) for key, text in mapping(value).items()},
-        json_schema_input_type=dict[str, Label],
+        lambda value: {key: str(text) for key, text in mapping(value).items()}, json_schema_input_type=dict[str, Label]
     ),
 ]
 

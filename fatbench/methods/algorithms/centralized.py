@@ -20,12 +20,7 @@ from fatbench.suite.types import Count, Local
 
 
 def centralized(
-    problem: Problem,
-    state: State,
-    *,
-    rounds: Count,
-    local: Local,
-    moments: Literal["reset", "released"] = "reset",
+    problem: Problem, state: State, *, rounds: Count, local: Local, moments: Literal["reset", "released"] = "reset"
 ) -> Iterator[Round]:
     """SGD on one shard that holds everything; `rounds` times `local.epochs` epochs.
 

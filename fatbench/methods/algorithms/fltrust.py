@@ -37,13 +37,7 @@ from fatbench.suite.types import Count, Fraction, Local
 
 
 def fltrust(
-    problem: Problem,
-    state: State,
-    *,
-    rounds: Count,
-    local: Local,
-    root: Count = 100,
-    participation: Fraction = 1.0,
+    problem: Problem, state: State, *, rounds: Count, local: Local, root: Count = 100, participation: Fraction = 1.0
 ) -> Iterator[Round]:
     """FLTrust; the server has the first `root` of the images that the cell's `validation` holds out.
 

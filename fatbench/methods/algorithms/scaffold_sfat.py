@@ -61,11 +61,7 @@ def scaffold_sfat(
             problem, state.model, cohort, t, local_t, aggregator=aggregator, weight_shift=shift, context=context
         )
         updates = [
-            replace(
-                u,
-                extra={n: (state.model[n] - u.model[n]) / u.stats.steps - s[n] for n in names},
-            )
-            for u in trained
+            replace(u, extra={n: (state.model[n] - u.model[n]) / u.stats.steps - s[n] for n in names}) for u in trained
         ]
         mixing = aggregate(aggregator, updates, context)
         new_variates = {u.client: {n: client_variates[u.client][n] + u.extra[n] for n in names} for u in updates}

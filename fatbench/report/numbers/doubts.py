@@ -302,9 +302,7 @@ def _role(attack: Mapping[str, Any]) -> str:
 
 
 def _exceeded(
-    strong: _Accuracy,
-    all_of_model: Collection[_Accuracy],
-    outcomes: Callable[[str], tuple[int, int]] | None,
+    strong: _Accuracy, all_of_model: Collection[_Accuracy], outcomes: Callable[[str], tuple[int, int]] | None
 ) -> Iterable[tuple[float, str]]:
     """(excess, label) of each weaker attack that leaves fewer images right than this one."""
     for weak in all_of_model:

@@ -154,10 +154,7 @@ def notes(
     if partial:
         fewest = min(partial, key=lambda value: len(value.seeds))
         example = f"[{len(fewest.seeds)}/{fewest.wanted}] means {fewest.partial}"
-        yield (
-            "incomplete",
-            f"{len(partial)} of {planned} numbers average fewer seeds than planned: {example}",
-        )
+        yield ("incomplete", f"{len(partial)} of {planned} numbers average fewer seeds than planned: {example}")
     for reason in dict.fromkeys(absent.values()):
         yield "left out", f"{', '.join(quoted(name) for name in absent if absent[name] == reason)}: {reason}"
     if any(not value.planned for value in values):
