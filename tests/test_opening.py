@@ -387,8 +387,8 @@ def _mount(folder: Path, size: str) -> bool:
 
 
 def test_a_full_disk(tmp_path: Path) -> None:
-    """A file system of 400 kB, filled up: the step that does not fit is taken back and the database stays whole."""
-    if os.geteuid() != 0 or not _mount(tmp_path, "400k"):
+    """A file system of 480 kB, filled up: the step that does not fit is taken back and the database stays whole."""
+    if os.geteuid() != 0 or not _mount(tmp_path, "480k"):
         pytest.skip("only root may mount a file system")
     try:
         path = str(tmp_path / "x.db")

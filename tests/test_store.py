@@ -689,15 +689,12 @@ def _fill(store: Store, cells: int, metrics: int) -> list[str]:
         )
         append(
             connection,
-            [
-                {
-                    "cell": c, "stage": "train", "round": 1, "client": -1, "metric": m, "value": i + j / 16, "n": 100,
-                    "run": i + 1, "created": moment,
-                }
+            {
+                (c, "train", 1, m, i + 1, moment): [(-1, i + j / 16, 100)]
                 for i, c in enumerate(ids)
                 for j, m in enumerate(names)
-            ],
-        )  # fmt: skip
+            },
+        )
     return ids
 
 
