@@ -1,15 +1,15 @@
 """Data sets: readers of the published files, below one root folder, into uint8 arrays.
 
-    catalogue     facts about each data set: classes, shape, counts, files, checksums, licence
-    disk          data sets on disk: what is there, whether it is complete, how to fetch it
-    common        what the readers share: `Dataset`, checksums, unpacking
-    arrays        MNIST, Fashion-MNIST, SVHN, digits
-    cifar         CIFAR-10 and CIFAR-100
-    image_folders folders of images, CINIC-10, CelebA
-    hosted        torchvision's data sets and Hugging Face's
-    decoded       the cache of decoded images
-    own           data sets of a plug-in
-    own_objects   images and labels of a running program
+    catalogue       facts about each data set: classes, shape, counts, files, checksums, licence
+    disk            data sets on disk: what is there, whether it is complete, how to fetch it
+    common          what the readers share: `Dataset`, checksums, unpacking
+    arrays          MNIST, Fashion-MNIST, SVHN, digits
+    cifar           CIFAR-10 and CIFAR-100
+    image_folders   folders of images, CINIC-10, CelebA
+    hosted          torchvision's data sets and Hugging Face's
+    decoded         the cache of decoded images
+    own             data sets of a plug-in
+    own_objects     images and labels of a running program
 
 A wrong checksum is an error unless the suite declares it as `variant: NAME`. Every data set carries the SHA-256 of its
 arrays, so that two tables can be held to the same images. Nothing here imports torch, and numpy is imported with the

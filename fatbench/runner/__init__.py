@@ -15,13 +15,13 @@
     oom_retry             retries with smaller parts when memory runs out
     checkpoints           states and models on disk
     provenance            the commit, versions and machine that produce a number
-    reading               writes down what a plug-in reads
     versions              which results were produced by inputs that have changed since
     own_network           a plug-in's network and the code that trained it
     progress              how many stages of the cells are done
     waiting               waits for cells that other processes hold; signals that ask for an end
     live_log              TensorBoard, Weights & Biases and MLflow
     cell_labels           stores the names that a suite gives to its cells
+    unfinished            half-done cells between machines
     offers                how long runs take, and what a machine finishes
     calibrate             measures the speed of this machine
     gpu_estimates         estimates the speed of a GPU that is not here

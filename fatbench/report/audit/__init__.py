@@ -3,13 +3,13 @@
     found = audit([read(grid, "paper", Known())])
     found.text("markdown"), found.answers, found.numbers
 
-    grids       tables in CSV, Markdown, LaTeX or pasted lines, as grids of text
-    read_tables a grid as one long table
-    measured    stored results as such a long table
-    papers      papers' tables, described by YAML files beside them
-    questions   what is asked of the numbers
-    leads       leads between rows, and deviations over runs
-    question    what a question found
+    grids         tables in CSV, Markdown, LaTeX or pasted lines, as grids of text
+    read_tables   a grid as one long table
+    measured      stored results as such a long table
+    papers        papers' tables, described by YAML files beside them
+    questions     what is asked of the numbers
+    leads         leads between rows, and deviations over runs
+    question      what a question found
 
 What is printed are questions to the authors of a table. None says how a number came about, or that it is wrong.
 """
