@@ -163,9 +163,10 @@ def test_recipes_for_clusters_are_commands_as_they_stand(tmp_path, monkeypatch, 
                     patch.setenv(name, server if name == "FATBENCH_DB" else value)
                     continue
                 line = line.replace(" --device cuda:0,1,2,3,4,5,6,7", "")  # -n asks for what a run needs
-                planned(f"{line} --dry-run" if " run " in line else line)
+                if "part.tar" not in line:  # here nothing is half done: tests/test_unfinished.py has it
+                    planned(f"{line} --dry-run" if " run " in line else line)
                 seen += " run " in line
-    assert seen == 4
+    assert seen == 5
 
 
 def test_what_the_page_tells_slurm_is_what_the_table_takes():
@@ -178,7 +179,7 @@ def test_what_the_page_tells_slurm_is_what_the_table_takes():
     for one in tables:
         chosen = table.checked(one)
         assert table.of_attacks(chosen) is None or "attacks" in one
-        assert f"#SBATCH --partition={one['partition']}\n" in table.script(chosen, "cuda", Path("folder"))
+        assert f"#SBATCH --partition={one['partition']}\n" in table.script(chosen, "cuda", "pool")
     keys = re.findall(r"^\| `(\w+)` \|", page.partition("## SLURM")[2], re.MULTILINE)
     assert sorted(keys) == sorted(table.KEYS)
 
