@@ -22,8 +22,7 @@ files = draw(build_figures(suite, plan, store), Path("results/figures"), "pdf")
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -54,15 +53,7 @@ __all__ = [
     "unlike",
 ]
 
-_RENDERERS = {
-    "markdown": ("markdown", "render"),
-    "latex": ("latex", "render"),
-    "csv": ("records", "render_csv"),
-    "json": ("records", "render_json"),
-    "html": ("html", "render"),
-    "terminal": ("terminal", "render"),
-}
-FORMATS = tuple(_RENDERERS)
+FORMATS = ("markdown", "latex", "csv", "json", "html", "terminal")
 
 
 def render(grids: Sequence[Sheet], format: str, notes: str | None = None, **options: Any) -> str:
@@ -70,16 +61,18 @@ def render(grids: Sequence[Sheet], format: str, notes: str | None = None, **opti
 
     notes: one of `notes.LEVELS`; None: short on a terminal and in LaTeX, else full. SpecError: an unknown format.
     """
+    from fatbench.report.formats import html, latex, markdown, records, terminal
     from fatbench.report.tables.notes import IN_CAPTION, shortened
 
-    if format not in _RENDERERS:
+    renderers: dict[str, Callable[..., str]] = {
+        "markdown": markdown.render, "latex": latex.render, "csv": records.render_csv, "json": records.render_json,
+        "html": html.render, "terminal": terminal.render,
+    }  # fmt: skip
+    if format not in renderers:
         raise SpecError(f"no format is named '{format}'{did_you_mean(format, FORMATS)}")
     level = notes or ("short" if format in ("terminal", "latex") else "full")
     captioned = IN_CAPTION if format == "latex" else ()
-    grids = [shortened(grid, level, captioned) for grid in grids]
-    module, function = _RENDERERS[format]  # imported only now: rich and tabulate take time
-    text: str = getattr(importlib.import_module(f"fatbench.report.formats.{module}"), function)(grids, **options)
-    return text
+    return renderers[format]([shortened(grid, level, captioned) for grid in grids], **options)
 
 
 def build_tables(
