@@ -61,7 +61,7 @@ def turn(store: Store, notify: Callable[[Event], None] = lambda event: None) -> 
 def test_what_a_claim_says_of_its_run(how: dict, said: dict, machine, store, monkeypatch) -> None:
     """Always who, where and with what; what is as usual is left out."""
     monkeypatch.setattr(stage, "produced_by", lambda device: {"device": f"a {device}", "versions": {"torch": "1"}})
-    monkeypatch.setattr(stage.sources, "run_here", set)  # other tests of this process may have run plug-ins
+    monkeypatch.setattr(stage.source_files, "run_here", set)  # other tests of this process may have run plug-ins
     run = stage.claim(turn(store), "train", replace(machine, **how), 3)
     (row,) = store.runs()
     usual = {"precision": "fp32", "path": "loop", "threads": 1, "preset": "paper", "suite": "crash", "id": run}
@@ -81,7 +81,7 @@ def test_a_claim_says_which_plug_ins_it_uses_and_which_ran_here_beside_them(mach
     monkeypatch.setattr(stage.plugins, "used", used)
     monkeypatch.setattr(stage.plugins, "version", lambda file: {"plugin": str(file)})
     monkeypatch.setattr(stage.plugins, "records", lambda used: [{"plugin": name} for name in used])
-    monkeypatch.setattr(stage.sources, "run_here", lambda: {*map(Path, ("natural.py", "c.py", "a.py", "b.py"))})
+    monkeypatch.setattr(stage.source_files, "run_here", lambda: {*map(Path, ("natural.py", "c.py", "a.py", "b.py"))})
     assert stage.claim(turn(store), "train", machine)
     assert stage.claim(turn(store), NATURAL.stage(3), machine, 0, NATURAL)
     assert store.stages()[JOB.cell, "train"].total == 0
