@@ -185,7 +185,7 @@ MISTAKES = [  # arguments, exit code, the message on stderr
     (["export", "tiny.yaml", "--preset", "smok"], 2, "did you mean 'smoke'"),
     (["compare", "FAT", "SFAT", "--suite", "sfat-cifar"], 2, "did you mean 'sfat-cifar10'"),
     (["compare", "FAT", "SFTA", "--suite", "sfat-mu"], 2, "did you mean 'SFAT'"),
-    (["show", "sfat-cifer10"], 2, "did you mean 'sfat-cifar10'?"),
+    (["show", "sfat-cifer10"], 3, "(fatbench status sfat-cifar10 lists the cells)"),
     (["plan", "--budget", "8h", "--preset", "smok"], 2, "did you mean 'smoke'"),
     (["evaluate", "no.safetensors"], 5, "no.safetensors: no such checkpoint"),
     (["fetch", "-n", "cifar11"], 2, "cifar11"),

@@ -1133,8 +1133,8 @@ def test_long_lines_are_judged_as_they_come(tmp_path: Path, monkeypatch: pytest.
     file = tmp_path / "long.jsonl"
     file.write_text(head + ("x" * 2000 + "\n") * 9)
     read: list[int] = []
-    real = exchange.cell_of
-    monkeypatch.setattr(exchange, "cell_of", lambda line, *said: (read.append(len(line)), real(line, *said))[1])
+    real = exchange.translated
+    monkeypatch.setattr(exchange, "translated", lambda line, *said: (read.append(len(line)), real(line, *said))[1])
     with exchange.read_parts(file) as (_, _, parts):
         assert [len(part) for part in parts] == [1] * 9
     with pytest.raises(exchange.ExchangeError, match=r"long\.jsonl:2: "):

@@ -208,7 +208,7 @@ def test_what_cannot_be_recorded_says_why(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_on_a_cpu_it_is_refused_before_any_work() -> None:
-    with pytest.raises(MachineError, match=r"run.path=graphs needs an NVIDIA GPU.* use run.path=loop"):
+    with pytest.raises(MachineError, match=r"path=graphs needs an NVIDIA GPU.* use loop"):
         start.run([], start.Observer, RunOptions(path="graphs", device="cpu"))  # type: ignore[arg-type]
 
 
@@ -218,7 +218,7 @@ def test_on_a_cpu_it_is_refused_before_any_work() -> None:
         ({"path": "lop"}, r"no path is named 'lop' \(did you mean 'loop'\?\)"),
         ({"path": "fast"}, "'fast' no longer exists; use auto, loop, graphs"),
         ({"path": "reference"}, "'reference' no longer exists; use auto, loop, graphs"),
-        ({"path": "graphs", "microbatch": 4}, "run.microbatch=4 needs run.path=loop"),
+        ({"path": "graphs", "microbatch": 4}, "microbatch=4 needs path=loop"),
     ],
 )
 def test_a_path_that_there_is_not_is_refused(settings: dict[str, Any], message: str) -> None:

@@ -498,7 +498,7 @@ def test_a_cell_has_so_much_time(jobs, machine, monkeypatch) -> None:
 @pytest.mark.promise("Interrupted and shared runs", "A cell that hangs is killed when its time limit has passed")
 def test_a_worker_that_does_not_end_with_its_time_is_killed(jobs, machine, forks, monkeypatch) -> None:
     monkeypatch.setattr(executors, "check_interval", lambda machine: 0.2)
-    job, place = lasting(jobs[0]), recovering(machine, time_limit=600.0)
+    job, place = lasting(jobs[0], 600), recovering(machine, time_limit=600.0)
 
     def stop() -> None:
         os.kill(pid_of(machine, job), signal.SIGSTOP)
@@ -520,7 +520,7 @@ def test_time_limits_as_people_write_them(text, seconds) -> None:
 
 @pytest.mark.parametrize("text", ["", "h", "-1h", "0", "2 weeks", "nan", "1e99"])
 def test_time_limits_that_are_none(text) -> None:
-    with pytest.raises(SpecError, match=r"run\.time_limit: expected a time such as 90s, 45m or 2h, got"):
+    with pytest.raises(SpecError, match=r"time_limit: expected a time such as 90s, 45m or 2h, got"):
         time_limit(text)
 
 

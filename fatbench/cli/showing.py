@@ -16,7 +16,6 @@ from fatbench.cli.shared import (
     FIGURES,
     cell_in,
     format_of,
-    is_suite,
     known_format,
     name_list,
     print_json,
@@ -61,7 +60,7 @@ def show(
         raise SpecError("--round needs --artifacts, and -o needs --artifacts or --outcomes")
     if (metric is not None or format == "csv") and not outcomes:
         raise SpecError("--metric and --format csv need --outcomes")
-    if is_suite(target):
+    if _is_suite(target):
         if chosen:
             raise SpecError(
                 f"'{target}' is a suite, and {chosen[0]} shows a cell (fatbench status {target} lists them)"
@@ -83,6 +82,19 @@ def show(
         _show_log(target, format)
     else:
         _show_cell(target, format)
+
+
+def _is_suite(target: str) -> bool:
+    """Whether a suite has this name; else `cell_in` says what may have been meant, such as a label."""
+    from fatbench.suite import files
+
+    if files.is_path(target):
+        return True
+    try:
+        files.locate(files.split_settings(target)[0])
+    except SpecError:
+        return False
+    return True
 
 
 def _described(suite: Suite) -> dict[str, Any]:

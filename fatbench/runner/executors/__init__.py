@@ -180,7 +180,7 @@ class Supervisor:
             if end.blocked:
                 self.pool.stop()  # raises the reason, if it lasts
             if worker.name in taken:
-                lost = end.lost or end.blocked or worker.reason == IDLE
+                lost = end.blocked or (worker.reason == IDLE if worker.reason else end.lost)
                 self._give_back(
                     worker.name, taken[worker.name], worker.reason or end.text, lost=lost, stops=stops or end.blocked
                 )
