@@ -93,7 +93,8 @@ def database(folder: Path, rates: int, splits: int, seeds: int) -> tuple[Path, s
     db = folder / f"bench-{cells}.db"
     plan = files.load(str(file)).plan("paper").unique()
     moment, number = current_time(), itertools.count(1)
-    runs, stages, numbers = [], [], []
+    runs, stages = [], []
+    numbers: dict[tuple[str, str, int, str, int, str], list[tuple[int, float, int]]] = {}
     for cell in plan:
         measured = {"train": ["train_loss", "train_accuracy", "drift_post"]}
         measured |= {evaluation.stage(2): [evaluation.label] for evaluation in cell.evaluations}
@@ -109,11 +110,10 @@ def database(folder: Path, rates: int, splits: int, seeds: int) -> tuple[Path, s
                 "cell": cell.id, "stage": stage, "status": "done", "round": 2, "total": 2, "record": record, "run": id,
                 "heartbeat": moment,
             })  # fmt: skip
-            numbers += [
-                {"cell": cell.id, "stage": stage, "round": round, "client": -1, "metric": metric, "value": 0.5,
-                 "n": 100, "run": id, "created": moment}
-                for metric in metrics for round in ((1, 2) if stage == "train" else (2,))
-            ]  # fmt: skip
+            rounds = (1, 2) if stage == "train" else (2,)
+            numbers |= {
+                (cell.id, stage, round, metric, id, moment): [(-1, 0.5, 100)] for metric in metrics for round in rounds
+            }
     with Store.open(str(db), create=True) as store:
         store.add_cells({cell.id: cell.spec for cell in plan})
         with store.database.writing() as connection:
