@@ -103,7 +103,9 @@ def run(setup: SetUp, text: str, folder: Path) -> list[str]:
 def is_announced(line: str, lines: list[str]) -> bool:
     """Whether a line of the log is of a float that names itself too wide for its line."""
     place = re.match(r"Overfull \\hbox .* at lines (\d+)--", line)
-    above = next((at for at in range(int(place[1]) - 1, 0, -1) if r"\begin{" in lines[at]), 0) if place else 0
+    begins = (r"\begin{table", r"\begin{frame")
+    before = range(int(place[1]) - 1, 0, -1) if place else ()
+    above = next((at for at in before if lines[at].startswith(begins)), 0)
     return bool(place) and lines[above - 1].endswith(latex.TOO_MANY)
 
 
