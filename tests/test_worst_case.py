@@ -120,6 +120,18 @@ def test_a_family_compares_the_worst_cases_of_two_aggregators(committed: Mapping
     assert "worst of 8 (IPM 0.5, IPM 100)" in str(tests)
 
 
+def test_a_label_may_have_any_words(committed: Mapping[str, Store], write: Callable[[str], str]) -> None:
+    """ "1 of 2" is a label of another axis, and says nothing of how many adversaries were measured."""
+    suite = write(
+        "extends: fat-byzantine\nname: own\naxes: {split: {1 of 2: {}}}\npresets: {cpu: {axes: {split: [1 of 2]}}}\n"
+        "tests:\n  family: own\n  where: {split: 1 of 2, training: AT}\n  axis: aggregator\n  metrics: [pgd20]\n"
+        "  worst_over: {adversary: [none, ALIE]}\n"
+        "  contrasts: {a: {multi-Krum: 1, mean: -1}, b: {median: 1, mean: -1}}\n"
+    )
+    frame = fatbench.tests(suite, preset="cpu", db=str(committed["fat-byzantine-cpu"].database.path)).frame()
+    assert frame["not_tested"].tolist()[0] == "" and "two seeds" in frame["not_tested"].tolist()[1], frame.T
+
+
 def test_a_column_shows_the_worst_case(committed: Mapping[str, Store]) -> None:
     db = str(committed["fat-byzantine-cpu"].database.path)
     table = fatbench.table("fat-byzantine", "worst", preset="cpu", db=db)

@@ -447,8 +447,9 @@ def family(tests: Tests, plan: Plan, numbers_of: NumbersOf) -> list[Difference]:
             cells.setdefault((place, cell.key.get(contrast.axis, "")), {})[int(cell.spec["seed"])] = cell
         named_metrics = list(dict.fromkeys(metric for _, metric in contrast.weights if metric))
         placed = dict.fromkeys(place for place, _ in cells)
+        wanted = sum(map(len, tests.worst_over.values()))
         for rest, members in _worst_places(tests, placed):
-            declared += [_worst(name, contrast, metric, rest, members, cells, numbers_of) for metric in metrics]
+            declared += [_worst(name, contrast, metric, rest, members, wanted, cells, numbers_of) for metric in metrics]
         for labels, places in _places(tests, placed) if not tests.worst_over else ():
             for metric in [""] if named_metrics else metrics:
                 weights: dict[PlacedSide, float] = {
@@ -533,12 +534,11 @@ def _worst_places(tests: Tests, places: Iterable[Place]) -> Iterable[tuple[Key, 
             if (label := dict(place).get(axis)) in labels:
                 members.setdefault(tuple(one for one in place if one[0] != axis), {})[str(label)] = place
         for rest, of_rest in members.items():
-            found = f"worst of {len(labels)}" if len(of_rest) == len(labels) else f"{len(of_rest)} of {len(labels)}"
-            yield {**dict(rest), axis: found}, of_rest
+            yield {**dict(rest), axis: f"worst of {len(labels)}"}, of_rest
 
 
 def _worst(
-    name: str, contrast: Contrast, metric: str, labels: Key, members: Mapping[str, Place],
+    name: str, contrast: Contrast, metric: str, labels: Key, members: Mapping[str, Place], wanted: int,
     cells: Mapping[tuple[Place, str], Mapping[int, Cell]], numbers_of: NumbersOf,
 ) -> Difference:  # fmt: skip
     """A - B of the worst cases over some labels, see `worst_case`; it is tested where all of them are measured."""
@@ -547,8 +547,8 @@ def _worst(
                for side, sign in zip(sides, (1.0, -1.0), strict=True) for place in members.values()}  # fmt: skip
     ids = frozenset(cell.id for side, _ in weights for cell in cells.get(side, {}).values())
     one = Difference(name, metric, contrast.weights, labels, ids, estimator=WORST)
-    if any(" of " in label and not label.startswith("worst") for label in labels.values()):
-        return replace(one, why=f"{', '.join(labels.values())} are in this preset")
+    if len(members) < wanted:
+        return replace(one, why=f"{len(members)} of {wanted} labels are in this preset")
     one = _declared(one, weights, cells, numbers_of)
     if one.test is None or one.unit == SEED:
         return replace(one, test=None, why=one.why or "no per-image outcomes")
