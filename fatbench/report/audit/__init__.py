@@ -16,6 +16,7 @@ What is printed are questions to the authors of a table. None says how a number 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +26,7 @@ import pandas
 
 from fatbench.errors import SpecError
 from fatbench.report.audit.leads import deviations
-from fatbench.report.audit.papers import all_papers, paper_with
+from fatbench.report.audit.papers import all_papers, description_of, load
 from fatbench.report.audit.question import Answer, Question
 from fatbench.report.audit.questions import QUESTIONS, equal
 from fatbench.report.audit.read_tables import UNPRINTED, Long
@@ -187,8 +188,15 @@ def of_papers(spread: float | None = None, name: str | None = None) -> Audit:
 
 def marks(file: Path) -> Mapping[tuple[int, str], str]:
     """(line, column) of a paper's CSV file -> what is asked about its number; empty: no paper's YAML names the file."""
-    if (paper := paper_with(file)) is None:
+    description = description_of(file)
+    if description is None:
         return {}
+    return _marks(file, description, file.stat().st_mtime_ns, description.stat().st_mtime_ns)
+
+
+@functools.cache  # the tables of a suite show one paper's file again and again
+def _marks(file: Path, description: Path, *_: int) -> Mapping[tuple[int, str], str]:
+    paper = load(description)
     of_file = paper.numbers["file"] == file.name
     where = dict(
         zip(paper.numbers.index, zip(paper.numbers["place"] + 1, paper.numbers["head"], strict=True), strict=True)

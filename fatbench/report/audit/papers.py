@@ -52,12 +52,12 @@ def all_papers() -> tuple[Paper, ...]:
     return tuple(load(file) for _, file in sorted(files.items()))
 
 
-def paper_with(file: Path) -> Paper | None:
-    """The paper whose YAML file, beside this table, names it; None without one."""
+def description_of(file: Path) -> Path | None:
+    """The YAML file of a paper, beside this table, that names it; None without one."""
     for description in sorted(file.parent.glob("*.yaml")):
         text = description.read_text(encoding="utf-8")
         if file.name in text and re.search("^paper:", text, re.MULTILINE):  # a suite may lie there, too
-            return load(description)
+            return description
     return None
 
 
