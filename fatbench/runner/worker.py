@@ -1,6 +1,6 @@
 """A worker takes cells from the database, one after the other, and works on each stage by stage.
 
-    python -m fatbench.runner.worker --db URL --pool ID --name NAME --device cpu
+    take_cells("r.db", pool, "0.0", "cpu")     # every launcher starts this, in a process, a task or a job
 
 A cell is trained; then every evaluation is run on every checkpoint that the suite asks for. A process killed at any
 instant leaves a database from which the same command continues and ends with the same bytes. See `training.py` and

@@ -38,8 +38,8 @@ Simple = bool | int | float | str | bytes | None
 def reach(function: Any, file: Path | None = None) -> dict[str, str]:
     """The text of all that a function reaches; one of a running program as it was written, in an order that runs.
 
-    file: the function's plug-in; errors as for `sources.version`. Without it, SpecError for a value that no file can
-    hold. The function is an object: it may be decorated, made by another function, or a `functools.partial`.
+    file: the function's plug-in; errors as for `source_files.version`. Without it, SpecError for a value that no file
+    can hold. The function is an object: it may be decorated, made by another function, or a `functools.partial`.
     """
     walk = _Walk(function, file)
     for path in walk.files:
