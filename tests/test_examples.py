@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import doctest
+import functools
 import importlib
 import inspect
 import re
@@ -15,6 +16,9 @@ import pytest
 from torch import nn
 
 import fatbench
+from fatbench.methods.aggregators import samples
+from fatbench.methods.algorithms import ALGORITHMS
+from fatbench.testing import equal, local, rounds, small_problem
 
 ROOT = Path(__file__).parent.parent
 # every module with an example; those of the functions of `import fatbench` need the results of a run
@@ -87,6 +91,13 @@ def test_every_block_of_a_page_is_run() -> None:
     assert spaces["docs/evaluate.md"]["Prepared"]()(1) == 2
     (refuse,) = spaces["docs/functions.md"]["AGGREGATORS"]["mine"].refuse
     assert "more than half" in refuse(type("Cell", (), {"cohort": 3}), top=2)
+    on = small_problem(images_per_client=8)
+    how = {"rounds": 2, "aggregator": samples, "local": local()}
+    shown, ours = (
+        [result for result, _ in rounds(on, functools.partial(algorithm, **how))]
+        for algorithm in (spaces["docs/functions.md"]["keeps_normalisation"], ALGORITHMS["fedbn"])
+    )
+    assert equal(shown, ours) and shown[1].own
     for block in BLOCKS["docs/python.md"]:
         compile(block, "docs/python.md", "exec")
 

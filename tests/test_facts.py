@@ -9,7 +9,7 @@ import pytest
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fatbench.errors import SpecError
-from fatbench.models import MODELS
+from fatbench.models import MODELS, logit_parameters
 from fatbench.suite import calls, cells, facts, signatures
 from fatbench.suite.entry import Images, Unknown
 from fatbench.suite.facts import Facts
@@ -521,3 +521,13 @@ def test_facts_of_a_cell():
     assert known(canonical({"partition": {"name": "by_writer"}}))["cohort"] is None
     liars = {"malicious": {"clients": "0,2,4", "attack": "sign_flip"}}
     assert known({**cell, **liars})["malicious"] == 1  # 6 / 5 of an average round
+
+
+@pytest.mark.parametrize("name", sorted(MODELS.keys() - {"edge_vit", "edge_resnet", "edge_resnet8"}))
+def test_the_head_of_a_model_is_known_without_building_it(name: str) -> None:
+    """The weights that emit logits, for plans of what crosses without them; `edge_*` have a second classifier."""
+    model = {"name": name, **({"patch": 4} if name in ("tnt", "vit", "t2t") else {})}
+    cell = Facts({"model": model, "data": {"name": "digits"}, "size": 32})
+    network = calls.build("Model", calls.check("Model", model))((cell.channels, 32, 32), cell.classes)
+    heads = {*logit_parameters(network)}
+    assert cell.head == sum(value.numel() for key, value in network.named_parameters() if key in heads) > 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -41,6 +41,8 @@ def train_cohort(
     weight_shift: Mapping[int, Tensors] | None = None,
     tensors_by_client: Mapping[int, Tensors] | None = None,
     locals: Mapping[int, LocalTraining] | None = None,
+    only: Mapping[int, Collection[str]] | None = None,
+    sent: Mapping[int, Collection[str]] | None = None,
     context: Context | None = None,
     server: malicious.Server | None = None,
 ) -> list[Update]:
@@ -49,15 +51,16 @@ def train_cohort(
     If the `aggregator` asks for `broadcast_losses`, every client first measures theta^t on its own data (in Stats).
     gradient_shift[k] is added to every gradient of client k (SCAFFOLD: c - c_k); weight_shift[k] is subtracted from
     its weights after every step (the released SCAFFOLD). For clients that differ, tensors_by_client[k] replaces
-    tensors of `broadcast` (as in `Round.own`) and locals[k] replaces `local`. Malicious clients' updates are what they
-    send, not what they trained. context: what the aggregator will be told, for adversaries that know it; server: what
-    is done with the updates if not `mix` with the aggregator's weights, (updates, context) -> the next model, without
-    changing anything. Models that together take much of the host's memory lie in a file (`filed`).
+    tensors of `broadcast` (as in `Round.own`), locals[k] replaces `local`, only[k] names the parameters that client k
+    trains, and sent[k] the tensors that it uploads: all but frozen parameters, unless said. Malicious clients' updates
+    are what they send, not what they trained. context: what the aggregator will be told, for adversaries that know it;
+    server: what is done with the updates if not `mix` with the aggregator's weights, (updates, context) -> the next
+    model, without changing anything. Models that together take much of the host's memory lie in a file (`filed`).
 
     Raises NoHonestClient for malicious clients alone, unless chance drew them, if their adversary is to see the others:
-    call it once a round.
+    what is sent in a round comes from one call.
     """
-    if not isinstance(cohort, Drawn):
+    if not isinstance(cohort, Drawn) and any((sent or {}).get(k, "all") for k in cohort):
         malicious.demand_honest_client(problem, cohort, round)
     measures_broadcast = aggregator is not None and asks(aggregator, "broadcast_losses")
     shifts = {k: (gradient_shift[k] if gradient_shift else {}, weight_shift[k] if weight_shift else {}) for k in cohort}
@@ -69,7 +72,7 @@ def train_cohort(
     keep = keeper(broadcast, len(cohort))
     updates: list[Update] = []
     for k in cohort:
-        client = Client(problem, start_models[k], k, round, *shifts[k])
+        client = Client(problem, start_models[k], k, round, *shifts[k], (only or {}).get(k), (sent or {}).get(k))
         loss = broadcast_loss(client, settings[k]) if measures_broadcast else None  # before training changes the model
         update = train_client(client, settings[k])
         stats = replace(update.stats, broadcast_loss=loss)
@@ -108,7 +111,8 @@ def cost(
 ) -> Cost:
     """The cost of a round; `models_up` and `models_down` count the models that each participant sends and receives.
 
-    locals: the settings of clients that differ from `local`.
+    A client receives the tensors that it sends, and has the others. locals: the settings of clients that differ from
+    `local`.
     """
     trained, measuring = Passes(), Passes()
     for update in updates:
@@ -116,11 +120,12 @@ def cost(
         trained += update.n * local.epochs * example_passes
         if update.stats.broadcast_loss is not None:
             measuring += update.n * (example_passes + Passes(0, -1))  # the objective without its last backward pass
-    size = sum(value.numel() * value.element_size() for value in broadcast.values())
+    sizes = {name: value.numel() * value.element_size() for name, value in broadcast.items()}
+    crossed = sum(sum(sizes.values()) if u.sent is None else sum(map(sizes.__getitem__, u.sent)) for u in updates)
     return Cost(
         gradient_steps=sum(u.stats.steps for u in updates),
         forward=trained.forward + measuring.forward,
         backward=trained.backward + measuring.backward,
-        bytes_up=models_up * size * len(updates),
-        bytes_down=models_down * size * len(updates),
+        bytes_up=models_up * crossed,
+        bytes_down=models_down * crossed,
     )

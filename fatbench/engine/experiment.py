@@ -91,8 +91,9 @@ def experiment(
     memory = AdversaryMemory(state.server.get("adversary", {}))
     own_state = replace(state, server={name: kept for name, kept in state.server.items() if name != "adversary"})
     for algorithm_round in algorithm(replace(ready.problem, adversary=memory), own_state):
-        # an update holds only what was sent; measures look at whole models
-        result = replace(algorithm_round, updates=completed(algorithm_round.updates, algorithm_round.broadcast))
+        # measures look at whole models, as they were trained
+        trained = [replace(update, sent=None) for update in algorithm_round.updates]
+        result = replace(algorithm_round, updates=completed(trained, algorithm_round.broadcast))
         if memory.kept:
             server = {**result.state.server, "adversary": memory.kept}
             result = replace(result, state=replace(result.state, server=server))

@@ -43,16 +43,15 @@ class Recordings:
     """The recorded steps of a problem's clients, and the fixed buffers that they read."""
 
     def __init__(self) -> None:
-        self.held: dict[str, list[Tensor]] = {}
+        self.held: dict[Hashable, list[Tensor]] = {}
         self.streams: dict[str, Generator] = {}
         self.copies: dict[str, nn.Module] = {}
         self.steps: dict[Hashable, Callable[[Tensor], Tensor]] = {}
 
     def hold(self, name: str, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Copy `tensors` into the buffers `name`, which keep their addresses, and return these."""
-        buffers = self.held.setdefault(name, [])
-        if [t.shape for t in buffers] != [t.shape for t in tensors]:
-            buffers[:] = [t.detach().clone() for t in tensors]
+        """Copy `tensors` into the buffers `name` of their shapes, which keep their addresses, and return these."""
+        key = name, *(t.shape for t in tensors)  # others may have a recording that reads them
+        buffers = self.held.setdefault(key, [t.detach().clone() for t in tensors])
         for buffer, value in zip(buffers, tensors, strict=True):
             buffer.copy_(value)
         return buffers

@@ -12,7 +12,7 @@ import contextlib
 import copy
 import functools
 import inspect
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -26,6 +26,7 @@ from fatbench.engine.inject import asks, requested_arguments
 from fatbench.engine.optimizers import Descent, Moments, step
 from fatbench.engine.randomness import forked, generator
 from fatbench.engine.rounds import Problem, Stats, Tensors, Update
+from fatbench.errors import SpecError, did_you_mean
 from fatbench.suite.cost import epochs_in_round
 from fatbench.suite.entry import Entry, entry_of
 from fatbench.suite.types import Count, Fraction, Momentum, Natural, NonNegative, Objective, Positive, Proximal, Rate
@@ -173,6 +174,8 @@ class Client:
     round: int
     gradient_shift: Tensors = field(default_factory=dict)  # as in `cohort.train_cohort`, of this client
     weight_shift: Tensors = field(default_factory=dict)
+    only: Collection[str] | None = None  # names of the parameters that it trains (None: all)
+    sent: Collection[str] | None = None  # names of the tensors that it uploads (None: all but frozen parameters)
 
     @property
     def n(self) -> int:
@@ -335,12 +338,18 @@ def class_counts(problem: Problem, k: int) -> Tensor:
 def train_client(client: Client, local: LocalTraining) -> Update:
     """Train a client and return its update."""
     model = load(client.problem, client.broadcast)
-    parameters = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    can_train = trainable(model)
+    only = can_train if client.only is None else client.only
+    if name := min({*only} - {*can_train}, default="" if only else "nothing"):
+        raise SpecError(f"train_cohort: only: client {client.k} is to train {name}{did_you_mean(name, can_train)}")
+    parameters = {name: parameter for name, parameter in model.named_parameters() if name in only}
+    frozen = {name for name, _ in model.named_parameters()} - parameters.keys()
     weights: list[Tensor] = list(parameters.values())
     theta = [client.broadcast[name] for name in parameters] if local.proximal is not None else []
     gradient_shifts = [client.gradient_shift[name] for name in parameters] if client.gradient_shift else []
     entries = model.state_dict() if client.weight_shift else {}  # shares storage with the model
-    shifts = list(client.weight_shift.values())
+    shifted = [name for name in client.weight_shift if name not in frozen]
+    shifts = [client.weight_shift[name] for name in shifted]
     recordings = recordings_for(client.problem, local)
     if recordings is not None:
         theta, gradient_shifts = recordings.hold("theta", theta), recordings.hold("added", gradient_shifts)
@@ -352,7 +361,7 @@ def train_client(client: Client, local: LocalTraining) -> Update:
         return list(torch._foreach_add(gradients, gradient_shifts)) if gradient_shifts else gradients
 
     def after_step() -> None:
-        for name, shift in zip(client.weight_shift, shifts, strict=True):
+        for name, shift in zip(shifted, shifts, strict=True):
             entries[name].sub_(shift)
 
     _, client_stats = train(
@@ -365,7 +374,10 @@ def train_client(client: Client, local: LocalTraining) -> Update:
         broadcast=frozen_copy(model),
         recordings=recordings,
     )
-    return Update(client.k, client.n, copy_state(model), client_stats)
+    trained, sent = copy_state(model), client.sent
+    if sent is None and frozen:
+        sent = trained.keys() - frozen
+    return Update(client.k, client.n, trained, client_stats, sent=None if sent is None else frozenset(sent))
 
 
 def recordings_for(problem: Problem, local: LocalTraining) -> Recordings | None:

@@ -30,6 +30,7 @@ from fatbench.engine.gradients import cross_entropy, gradient_of, predict
 from fatbench.engine.inject import asks, requested_arguments
 from fatbench.engine.local import LocalTraining, load, pixels, trainable
 from fatbench.engine.mapped import in_memory
+from fatbench.engine.mixing import completed
 from fatbench.engine.outcomes import ball
 from fatbench.engine.randomness import generator, numpy_generator, stream
 from fatbench.engine.rounds import Context, Memory, Problem, Tensors, Update
@@ -230,11 +231,13 @@ def accepted_updates(
     if malicious is None:
         return finite_updates(updates) if robust else list(updates)
     acting = malicious.among([update.client for update in updates], problem.seed, round)
+    names = [n for n in trainable(problem.model) if any(u.sent is None or n in u.sent for u in updates)]
     memory = problem.adversary or AdversaryMemory()
     memory.malicious = len(acting)
-    if acting and malicious.acting("update", "updates"):
+    if acting and names and malicious.acting("update", "updates"):
         with torch.no_grad():
-            updates = _Upload(problem, start_models, updates, round, acting, objective, server, context).sent(memory)
+            upload = _Upload(problem, start_models, updates, round, acting, objective, server, context, names)
+            updates = upload.sent(memory)
     return finite_updates(updates)
 
 
@@ -250,6 +253,7 @@ class _Upload:
     objective: Objective | None
     server: Server | None
     context: Context | None
+    names: Sequence[str]  # of the parameters that any client sends
 
     def sent(self, memory: AdversaryMemory) -> list[Update]:
         """The updates after all adversaries, in their order."""
@@ -302,7 +306,7 @@ class _Upload:
 
         def of(k: int | None) -> dict[str, Any]:
             received = self.start_models[min(self.acting) if k is None else k]
-            last_layers, names = logit_parameters(problem.model), trainable(problem.model)
+            last_layers = logit_parameters(problem.model)
             key = ("adversary", self.round) if k is None else ("adversary", self.round, k)
             return {
                 # an adversary of one update has always seen them in the order of the cohort
@@ -310,7 +314,7 @@ class _Upload:
                 "honest": lambda: torch.tensor(sorted(u.client for u in honest)),
                 "broadcast": lambda: self._flat(received),
                 "last_layer": lambda: self._flat(
-                    {n: torch.full_like(received[n], n in last_layers, dtype=torch.bool) for n in names}
+                    {n: torch.full_like(received[n], n in last_layers, dtype=torch.bool) for n in self.names}
                 ),
                 "malicious": lambda: len(self.acting),
                 "cohort": lambda: len(self.updates),
@@ -379,25 +383,27 @@ class _Upload:
         return accuracy
 
     def _flat(self, tensors: Tensors) -> Tensor:
-        return torch.cat([tensors[name].flatten() for name in trainable(self.problem.model)])
+        return torch.cat([tensors[name].flatten() for name in self.names])
 
     def _change(self, update: Update) -> Tensor:
-        return self._flat(update.model) - self._flat(self.start_models[update.client])
+        start = self.start_models[update.client]
+        return self._flat(completed([update], start)[0].model) - self._flat(start)
 
     def _with(self, update: Update, change: Tensor) -> Update:
         start = self._flat(self.start_models[update.client])
-        return replace(update, model={**update.model, **self._tensors(update.model, start + change)})
+        changed = self._tensors(update.model, start + change)
+        uploaded = {n: v for n, v in changed.items() if update.sent is None or n in update.sent}
+        return replace(update, model={**update.model, **uploaded})
 
     def _tensors(self, like: Tensors, vector: Tensor) -> Tensors:
         """A vector (P,) as the trainable parameters, with the shapes and types of `like`."""
-        names = trainable(self.problem.model)
-        pieces = vector.split([like[name].numel() for name in names])
-        return {name: v.view_as(like[name]).to(like[name].dtype) for name, v in zip(names, pieces, strict=True)}
+        pieces = vector.split([like[name].numel() for name in self.names])
+        return {name: v.view_as(like[name]).to(like[name].dtype) for name, v in zip(self.names, pieces, strict=True)}
 
 
 def finite_updates(updates: Sequence[Update]) -> list[Update]:
     """The updates that are finite, each with the number of the others; all if none is, so that training diverges."""
-    kept_updates = [update for update in updates if finite(update.model)] or list(updates)
+    kept_updates = [update for update in updates if finite(update.upload)] or list(updates)
     return [replace(update, refused=update.refused + len(updates) - len(kept_updates)) for update in kept_updates]
 
 

@@ -7,6 +7,7 @@ mix(updates, mixing, broadcast, model)                 -> the state_dict of thet
 from __future__ import annotations
 
 import math
+from collections import ChainMap
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -32,13 +33,14 @@ def aggregate(aggregator: Callable[..., Mixing], updates: Sequence[Update], cont
 
 
 def completed(updates: Sequence[Update], broadcast: Tensors) -> list[Update]:
-    """Updates whose missing tensors are those of theta^t; an update without a model stays without."""
-    return [
-        replace(update, model={**broadcast, **update.model})
-        if update.model and update.model.keys() < broadcast.keys()
-        else update
-        for update in updates
-    ]
+    """Updates as the server sees them: what was not sent is that of theta^t; one without a model stays without."""
+    seen = []
+    for update in updates:
+        kept = {} if update.sent is None else {name: broadcast[name] for name in broadcast.keys() - update.sent}
+        if update.model and (kept or update.model.keys() < broadcast.keys()):
+            update = replace(update, model=ChainMap(kept, update.model, broadcast))  # type: ignore[arg-type]
+        seen.append(update)
+    return seen
 
 
 def _broadcast_losses(updates: Sequence[Update]) -> list[float]:
@@ -55,6 +57,7 @@ def mix(updates: Sequence[Update], mixing: Mixing, broadcast: Tensors, model: nn
     - Trainable parameters: mixing.broadcast * theta^t + sum_k mixing.weights[k] * theta_k; those of batch
       normalisation with mixing.norm, if it is given.
     - Float buffers: the mean weighted by N_k. Integer buffers and frozen parameters: copied from the first update.
+    - A tensor that no client sent: that of theta^t.
     - mixing.model, if it is given, is the next model; only mixing.broadcast of theta^t is mixed into it.
     - mixing.norm_match "substring" follows the SFAT release instead: every tensor is a weighted sum, also buffers and
       frozen parameters, with mixing.norm if its name contains "bn". Sums of integers are truncated, which is what
@@ -68,12 +71,13 @@ def mix(updates: Sequence[Update], mixing: Mixing, broadcast: Tensors, model: nn
             raise ValueError(f"mix: {len(mixing_weights)} weights for {len(updates)} updates")
     if unmatched_names := broadcast.keys() ^ model.state_dict().keys():
         raise ValueError(f"mix: model and broadcast weights differ in {', '.join(sorted(unmatched_names)[:3])}")
+    unsent = broadcast.keys() - {name for u in updates for name in (u.model.keys() if u.sent is None else u.sent)}
     updates = completed(updates, broadcast)
     norm = mixing.weights if mixing.norm is None else mixing.norm
     first_model = updates[0].model
     if mixing.model is not None:
         stay = mixing.broadcast
-        next_model = {key: mixing.model[key] for key in broadcast}
+        next_model = {key: broadcast[key] if key in unsent else mixing.model[key] for key in broadcast}
         return {
             k: torch.lerp(v, broadcast[k], stay) if stay and v.is_floating_point() else v for k, v in next_model.items()
         }
@@ -117,7 +121,7 @@ def mix(updates: Sequence[Update], mixing: Mixing, broadcast: Tensors, model: nn
                 result[key] = first_model[key].detach().clone()
         for keys, terms in groups:
             result.update(_weighted_sum(keys, terms, broadcast))
-    return {key: result[key] for key in broadcast}
+    return {key: broadcast[key].clone() if key in unsent else result[key] for key in broadcast}
 
 
 def scaled(mixing: Mixing, rate: float) -> Mixing:

@@ -12,7 +12,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal
 
 from fatbench.settings import LocalPath, Precision
@@ -76,7 +76,7 @@ class Stats:
 
 @dataclass(frozen=True)
 class Update:
-    """What one client uploads in one round: all that the server, an aggregator or an attacker may see."""
+    """What one client has trained in a round, and which of it is uploaded: server and attackers see only that."""
 
     client: int
     n: int
@@ -85,6 +85,12 @@ class Update:
     extra: Memory = field(default_factory=dict)  # what the algorithm uploads besides, e.g. c_k+ - c_k
     refused: int = 0  # uploads of the round that were not finite, and that the server left out
     passes: Passes | None = None  # of an image that it trained on
+    sent: frozenset[str] | None = None  # names of the tensors that it uploads (None: all); the server sees theta^t else
+
+    @property
+    def upload(self) -> Tensors:
+        """The tensors that it uploads."""
+        return {name: self.model[name] for name in self.model if self.sent is None or name in self.sent}
 
 
 @dataclass(frozen=True)
@@ -118,6 +124,9 @@ class Cost:
     backward: float = 0
     bytes_up: int = 0
     bytes_down: int = 0
+
+    def __add__(self, other: Cost) -> Cost:
+        return Cost(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
 
 
 @dataclass(frozen=True)

@@ -163,10 +163,18 @@ class Facts:
     @property
     def parameters(self) -> float:
         """The number of the model's weights; nan if its entry does not state it."""
+        return self._parameters(self.classes)
+
+    @property
+    def head(self) -> float:
+        """Those of them that emit logits: they grow with the number of classes (of an edge's own classifier, too)."""
+        return self.classes * (self._parameters(self.classes + 1) - self._parameters(self.classes))
+
+    def _parameters(self, classes: int) -> float:
         entry = calls.entry(self.model.signature)
         if not isinstance(entry, ModelEntry) or entry.parameters is None:
             return math.nan
-        return float(ask(entry.parameters, self.model.bound, (self.channels, self.side, self.side), self.classes))
+        return float(ask(entry.parameters, self.model.bound, (self.channels, self.side, self.side), classes))
 
     @property
     def edge(self) -> tuple[int, int]:

@@ -16,15 +16,14 @@ batch normalisation of the initial model.
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fatbench.engine.cohort import cost, draw_cohort, train_cohort
 from fatbench.engine.mixing import aggregate, mix
-from fatbench.engine.rounds import Context, Problem, Round, State, Tensors, Update
+from fatbench.engine.rounds import Context, Problem, Round, State
 from fatbench.methods.algorithms.work import federated
 from fatbench.suite.entry import AlgorithmEntry
 from fatbench.suite.facts import Facts
@@ -42,13 +41,12 @@ def fedbn(
 ) -> Iterator[Round]:
     """FedBN under an aggregator; a fraction `participation` of the clients trains in a round.
 
-    The aggregator sees whole models, but its weights are not applied to batch normalisation, which is neither sent nor
-    counted as sent. Raises ValueError if the network has no batch normalisation.
+    Raises ValueError if the network has no batch normalisation.
     """
     names = normalisation(problem.model)
     if not names:
         raise ValueError("fedbn: the network has no batch normalisation for a client to keep")
-    shared = {name: value for name, value in state.model.items() if name not in names}
+    shared = state.model.keys() - names
     for t in range(state.round, rounds):
         cohort = draw_cohort(problem, t, participation)
         local_t = local.at(t)
@@ -62,29 +60,21 @@ def fedbn(
             local_t,
             aggregator=aggregator,
             tensors_by_client=norm_by_client,
+            sent=dict.fromkeys(cohort, shared),
             context=context,
-            server=functools.partial(shared_mean, aggregator=aggregator, names=names),
         )
         mixing = aggregate(aggregator, updates, context)
-        mixed = mix(updates, mixing, state.model, problem.model)
         norm_by_client |= {update.client: {name: update.model[name] for name in names} for update in updates}
         next_state = State(
             t + 1,
-            {name: state.model[name] if name in names else value for name, value in mixed.items()},
+            mix(updates, mixing, state.model, problem.model),
             {"aggregator": mixing.memory},
             {k: {"normalisation": tensors} for k, tensors in norm_by_client.items()},
         )
-        yield Round(t, state.model, updates, mixing, next_state, cost(updates, local_t, shared), own=norm_by_client)
+        spent = cost(updates, local_t, state.model)
+        yield Round(t, state.model, updates, mixing, next_state, spent, own=norm_by_client)
         del updates, mixing  # frees the memory before the next round needs as much
         state = next_state
-
-
-def shared_mean(
-    updates: Sequence[Update], context: Context, *, aggregator: Aggregator, names: Sequence[str]
-) -> Tensors:
-    """The next model of a server that leaves the tensors `names` as they are."""
-    model = mix(updates, aggregate(aggregator, updates, context), context.broadcast, context.problem.model)
-    return {name: context.broadcast[name] if name in names else value for name, value in model.items()}
 
 
 def normalised_network(cell: Facts) -> str | None:

@@ -19,7 +19,6 @@ out: the gradient through BN_n that its option PNC, off by default, adds to the 
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
@@ -30,7 +29,7 @@ from fatbench.engine.cohort import cost, draw_cohort, train_cohort
 from fatbench.engine.local import LocalTraining
 from fatbench.engine.mixing import aggregate, mix
 from fatbench.engine.rounds import Context, Problem, Round, State, Tensors
-from fatbench.methods.algorithms.fedbn import normalisation, shared_mean
+from fatbench.methods.algorithms.fedbn import normalisation
 from fatbench.methods.algorithms.work import adversarial_and_standard_train, models_cross, no_more_than_clients
 from fatbench.suite.entry import AlgorithmEntry, Work
 from fatbench.suite.facts import Facts
@@ -57,7 +56,7 @@ def fedrbn(
     names = normalisation(problem.model)
     if not any(name.endswith("attacked_mean") for name in names):
         raise ValueError("fedrbn: the network has no statistics of attacked images: build it with norm: dual")
-    shared = {name: value for name, value in state.model.items() if name not in names}  # what crosses the wire
+    shared = state.model.keys() - names  # what crosses the wire
     for t in range(state.round, rounds):
         cohort = draw_cohort(problem, t, participation)
         local_t = local.at(t)
@@ -74,29 +73,21 @@ def fedrbn(
             aggregator=aggregator,
             tensors_by_client=norm_by_client,
             locals=locals,
+            sent=dict.fromkeys(cohort, shared),
             context=context,
-            server=functools.partial(shared_mean, aggregator=aggregator, names=names),
         )
         mixing = aggregate(aggregator, updates, context)
-        mixed = mix(updates, mixing, state.model, problem.model)
         norm_by_client |= {update.client: {name: update.model[name] for name in names} for update in updates}
         # clients that pause keep theirs, and are sources and receivers with it
         norm_by_client = propagate(norm_by_client, [k for k in norm_by_client if k < adversarial])
         next_state = State(
             t + 1,
-            {name: state.model[name] if name in names else value for name, value in mixed.items()},
+            mix(updates, mixing, state.model, problem.model),
             {"aggregator": mixing.memory},
             {k: {"normalisation": tensors} for k, tensors in norm_by_client.items()},
         )
-        yield Round(
-            t,
-            state.model,
-            updates,
-            mixing,
-            next_state,
-            cost(updates, local_t, shared, locals=locals),
-            own=norm_by_client,
-        )
+        spent = cost(updates, local_t, state.model, locals=locals)
+        yield Round(t, state.model, updates, mixing, next_state, spent, own=norm_by_client)
         del updates, mixing  # frees the memory before the next round needs as much
         state = next_state
 

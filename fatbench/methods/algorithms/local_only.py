@@ -30,10 +30,11 @@ def local_only(problem: Problem, state: State, *, rounds: Count, local: Local) -
     clients = [*range(len(problem.shards))]
     for t in range(state.round, rounds):
         local_t = local.at(t)
-        updates = train_cohort(problem, state.model, clients, t, local_t, tensors_by_client=state.clients)
+        nothing = dict.fromkeys(clients, ())
+        updates = train_cohort(problem, state.model, clients, t, local_t, tensors_by_client=state.clients, sent=nothing)
         model_by_client = {update.client: update.model for update in updates}
         next_state = replace(state, round=t + 1, clients=model_by_client)
-        spent = replace(cost(updates, local_t, state.model), bytes_up=0, bytes_down=0)
+        spent = cost(updates, local_t, state.model)
         yield Round(
             t, state.model, updates, Mixing([1 / len(clients)] * len(clients)), next_state, spent, own=model_by_client
         )

@@ -71,9 +71,9 @@ def adversarial_and_standard_train(
     return adversarial_work + replace(standard_work, disk=0.0)
 
 
-def models_cross(cell: Facts, rounds: int, *, models_up: float = 1, models_down: float = 1) -> Work:
-    """Models sent up and down by every client of each round."""
-    bytes_each = rounds * cell.cohort * cell.size
+def models_cross(cell: Facts, rounds: int, *, models_up: float = 1, models_down: float = 1, part: float = 1) -> Work:
+    """Models sent up and down by every client of each round; part: the share of a model's weights that is sent."""
+    bytes_each = rounds * cell.cohort * part * cell.size
     return Work(bytes_up=models_up * bytes_each, bytes_down=models_down * bytes_each)
 
 
