@@ -24,7 +24,7 @@ export PYTHONDONTWRITEBYTECODE :=
 COLOUR := $(if $(NO_COLOR),,$(if $(MAKE_TERMOUT),FORCE_COLOR=1))
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo site docs test bench gpu fidelity fuzz soak slurm scale mutants nightly gpu-piece check lint format settings golden results wheel constraints clean
+.PHONY: help env demo site docs test bench gpu fidelity fuzz soak slurm scale mutants planted nightly gpu-piece check lint format settings golden results wheel constraints clean
 .DELETE_ON_ERROR:
 
 help: ## this list
@@ -117,9 +117,13 @@ mutants: $(STAMP) ## small mistakes in the program, and which the tests do not s
 	@OMP_NUM_THREADS=1 $(BIN)/python -m mutmut run $(ARGS)
 	@$(BIN)/python -m mutmut results
 
-nightly: $(STAMP) ## what is too long for every commit: every test, slurm, fuzz, mutants and soak
+# Half an hour. Fewer tests are as good as before if they see as many of these.
+planted: $(STAMP) ## forty mistakes, each in a copy of the program, and the test that sees it; make planted ARGS='holm kappa'
+	@OMP_NUM_THREADS=1 $(BIN)/python tests/planted.py $(ARGS)
+
+nightly: $(STAMP) ## what is too long for every commit: every test, slurm, fuzz, mutants, planted and soak
 	@$(MAKE) test ARGS="-m '' --ignore=tests/test_real_slurm.py"
-	@$(MAKE) slurm fuzz mutants soak
+	@$(MAKE) slurm fuzz mutants planted soak
 
 # Nine minutes at a time; the same command goes on while it ends with 75.
 gpu: $(STAMP) ## half an hour on a GPU, worst risks first: results/bench; make gpu ARGS=--rehearse needs none
