@@ -67,9 +67,9 @@ def autoattack(
     the boundary, Square keeps small improvements, and bfloat16 resolves none of these. Under TF32, with eight times as
     many steps between 1 and 2, `_in_tf32` runs them, and float32 confirms each success. The stages attack a copy of the
     network with its batch normalisation folded into the convolutions (`_fused`); the network itself judges the result.
-    On a CPU, Square does not evaluate images that a query leaves unchanged (`_skip_unchanged`). The counted passes are
-    an upper bound: those of an image that withstands every stage, in float32 and with 10 classes or more (for "plus",
-    with 10, because untargeted FAB needs a gradient of every class).
+    On a CPU, Square leaves out grey images that a query does not change (`_skip_unchanged`). The counted passes are an
+    upper bound: those of an image that withstands every stage, in float32 and with 10 classes or more (for "plus", with
+    10, because untargeted FAB needs a gradient of every class).
     """
     if eps == 0:
         return x
@@ -103,7 +103,8 @@ def autoattack(
         images = x.detach().contiguous()
 
         def run(images: Tensor, y: Tensor) -> Tensor:
-            if x.device.type == "cpu":  # on a GPU it costs more launches and waits than it saves
+            # a square of one colour in three is seldom what is there; on a GPU it costs more waits than it saves
+            if x.device.type == "cpu" and x.shape[1] == 1:
                 adversary.square.margin_and_loss = _skip_unchanged(ask)
             if precision.reduced_to_tf32():
                 return _in_tf32(adversary, victim, images, y, seed)
@@ -356,7 +357,8 @@ class _Logits(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         logits = self._logits(x)
-        if self.stands_in is None:
+        # a finite sum: all outputs name a class; a GPU would have to be waited for
+        if self.stands_in is None or (x.device.type == "cpu" and bool(logits.detach().sum().isfinite())):
             return logits
         has_class = outcomes.names_a_class(logits.detach())
         self.unclassed = ~has_class.all() | self.unclassed
