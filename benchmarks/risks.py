@@ -26,7 +26,6 @@ from fatbench.engine.precision import exact, without_kernel
 from fatbench.engine.rounds import Problem, Tensors
 from fatbench.methods import attacks, objectives
 from fatbench.runner.gpu_estimates import path_for
-from fatbench.runner.slots import gpu_name
 from fatbench.settings import LocalPath, Precision
 from fatbench.suite import files
 
@@ -85,7 +84,7 @@ def nin(bench: Bench, variant: str) -> Found:
 def auto(bench: Bench) -> Found:
     """What the path auto takes for NIN on CIFAR-10, beside the times of both paths for large and for small clients."""
     spec = files.load("sfat-cifar10").plan("paper").cells[0].spec
-    chosen = path_for(spec, "fp32", gpu_name("cuda:0") if bench.gpu else None)
+    chosen = path_for(spec) if bench.gpu else "loop"
     local = LocalTraining(batch=32, lr=0.01, momentum=0.9, objective=AT)
     network = built("nin", (3, 32, 32), width=8 if bench.quick else 192)
     start, said = copy_state(network), [f"auto takes {chosen}"]

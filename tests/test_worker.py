@@ -159,11 +159,9 @@ def test_every_part_writes_to_the_log_of_the_program() -> None:
 
 def test_what_a_cell_was_begun_with_is_kept_wherever_it_is_resumed(machine, store, monkeypatch) -> None:
     """Chosen by the machine where nothing is done, asked for by name where a person wants it so."""
-    monkeypatch.setattr(
-        "fatbench.runner.gpu_estimates.path_for", lambda spec, bits, gpu: {"tf32": "graphs"}.get(bits, "loop")
-    )
+    on_gpu = iter(["graphs", "loop"] * 2)
+    monkeypatch.setattr(worker, "path_for", lambda spec: next(on_gpu))
     monkeypatch.setattr(worker.slots, "has_tf32", lambda device: device == "cuda:0")
-    monkeypatch.setattr(worker, "gpu_name", lambda device: "")
     auto = replace(machine, precision="auto", path="auto")
 
     def chosen(device: str, **asked: Any) -> tuple[str, str]:
@@ -204,16 +202,6 @@ def test_what_was_begun_on_a_path_of_before_goes_on_where_a_person_says_so(path,
     with pytest.raises(MachineError, match=f"begun with run.path={path}, which no longer exists"):
         worker.resolve_auto(JOB, replace(machine, path="auto"), store)
     assert worker.resolve_auto(JOB, replace(machine, path="loop"), store).path == "loop"
-
-
-def test_which_path_suits_a_cell(machine, monkeypatch) -> None:
-    monkeypatch.setattr("fatbench.runner.gpu_estimates.path_for", lambda *given: given)
-    monkeypatch.setattr(worker, "gpu_name", {"cuda:0": "H200"}.get)
-    auto = replace(machine, path="auto")
-    assert worker.path_of(JOB, auto) == "loop"
-    assert worker.path_of(JOB, replace(machine, path="graphs", device="cuda:0")) == "graphs"
-    assert worker.path_of(JOB, replace(auto, device="cuda:0", precision="bf16")) == (SPEC, "bf16", "H200")
-    assert worker.path_of(JOB, replace(auto, device="cuda:1")) == (SPEC, "fp32", "")
 
 
 def test_a_model_that_was_not_trained_here_is_its_cell_s_only_round(machine, store, monkeypatch) -> None:
@@ -319,7 +307,8 @@ def test_training_out_of_memory_is_tried_again_while_its_lease_is_renewed(machin
     assert training.train(at, machine) == "interrupted"
     ((run, row),) = [(one["id"], one) for one in store.runs()]
     lease = (machine.db, run, at.heartbeat, LEASE)
-    assert did == [lease, (run, at, machine), (run, at, replace(machine, microbatch=2, path="loop")), "ended"]
+    loop = replace(machine, path="loop")
+    assert did == [lease, (run, at, machine), (run, at, loop), (run, at, replace(loop, microbatch=2)), "ended"]
     assert row["path"] == "loop"
     assert (row["microbatch"], row["out_of_memory"], store.stages()[JOB.cell, "train"].total) == (2, "no more", 5)
     assert training.train(at, machine) == "elsewhere"  # it is in our own hands
@@ -327,14 +316,15 @@ def test_training_out_of_memory_is_tried_again_while_its_lease_is_renewed(machin
     assert training.train(at, machine) == "failed"
 
 
-def test_steps_that_cannot_be_recorded_are_trained_without_recordings(machine, store, monkeypatch) -> None:
+@pytest.mark.parametrize("reason", [graphs.NotRecorded("a step waits"), torch.OutOfMemoryError("CUDA out of memory")])
+def test_steps_that_cannot_be_recorded_are_trained_without_recordings(reason, machine, store, monkeypatch) -> None:
     """Whoever resumes the cell finds the path that it took."""
     paths = []
 
     def rounds(there: Turn, run: int, how: Machine) -> str:
         paths.append(how.path)
         if how.path == "graphs":
-            raise graphs.NotRecorded("a step waits")
+            raise reason
         return "interrupted"
 
     monkeypatch.setattr(training, "_rounds", rounds)

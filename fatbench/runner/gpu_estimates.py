@@ -7,7 +7,7 @@ longer, since the CPU starts them. In a recorded step the GPU does, between them
     graphs    seconds = operations / (FRACTION * rate) + kernels * REPLAY / images at once
 
 The constants were measured on one NVIDIA H200 (results/bench/h200.md) and are assumed for other GPUs. The estimate can
-tell an hour from a week, and whether recording steps pays (path auto). docs/gpu.md has where it is off.
+tell an hour from a week. docs/gpu.md has where it is off.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from fatbench.suite.duration import Speeds, estimate, kind, network
 FRACTION = {"fp32": 0.25, "tf32": 0.09, "bf16": 0.07}  # measured: 0.19 to 0.45, 0.06 to 0.20, 0.03 to 0.15
 LAUNCH = 40e-6  # seconds of the CPU to start a kernel, including PyTorch's overhead; measured: 32 to 56
 REPLAY = 5e-6  # seconds of the GPU to start a kernel of a recorded step
+OFTEN = 20  # steps of a cell from which on a recording, which costs a few of them, is sure to pay
 
 # Operations per second of dense matrix products, from NVIDIA's data sheets (half of the figures "with sparsity").
 GPUS: dict[str, dict[str, float]] = {
@@ -41,19 +42,13 @@ GPUS: dict[str, dict[str, float]] = {
 }
 
 
-def path_for(spec: Mapping[str, Any], precision: str, gpu: str | None) -> settings.LocalPath:
-    """The path that `auto` stands for on a GPU. gpu: the driver's name for it, "NVIDIA H200"; None for a CPU.
+def path_for(spec: Mapping[str, Any]) -> settings.LocalPath:
+    """The path that `auto` stands for on a GPU: "graphs" if steps of a cell repeat often enough to be recorded.
 
-    It is "graphs" if starting the kernels of one client's batch takes longer than their arithmetic, and "loop" on a CPU
-    and for data of unknown shape. A GPU that is not in `GPUS` counts as the slowest there. Nothing is timed, so that a
-    cell takes the same path whenever it is run or resumed on a GPU of the same kind.
+    A recording costs a few steps, and no network's is slower than its steps started one by one (results/bench/h200.md).
+    Nothing is timed, so that a cell takes the same path wherever it is run or resumed on a GPU.
     """
-    if gpu is None or (counts := count(spec)) is None:
-        return "loop"
-    name = known_gpu(gpu)
-    rate = GPUS[name][precision] if name else min(rates[precision] for rates in GPUS.values())
-    flops, kernels = counts
-    return "graphs" if kernels * LAUNCH > cost.images_at_once(spec) * flops / (FRACTION[precision] * rate) else "loop"
+    return "graphs" if cost.client_steps(spec) >= OFTEN else "loop"
 
 
 def known_gpu(gpu: str) -> str | None:
@@ -76,10 +71,10 @@ def choices(
     gpu: the driver's name for it. attacks: their precision. auto: the precision was chosen by `--precision auto`.
     gpus: how many of them there are. Every cell counts from its beginning, whatever is done of it.
     """
-    counts = Counter(path_for(cell.spec, precision, gpu) if path == settings.AUTO else path for cell in cells)
+    counts = Counter(path_for(cell.spec) if path == settings.AUTO else path for cell in cells)
     path_text = ", ".join(f"run.path {way} for {n} cells" for way, n in counts.most_common())
     if path == settings.AUTO:
-        path_text += " (graphs where starting the kernels takes longer than they compute)"
+        path_text += " (graphs where steps repeat often enough to be recorded)"
     summary = _precision_options(precision, attacks)
     if auto:
         reason = "training and its monitor" if precision == "tf32" else "training: the GPU is not known to have tf32"
@@ -132,7 +127,7 @@ def speeds(cells: Iterable[Cell], gpu: str, precision: str, attacks: str | None,
         if (counts := count(spec)) is None:
             continue
         flops, kernels = counts
-        way = path_for(spec, precision, gpu) if path == settings.AUTO else path
+        way = path_for(spec) if path == settings.AUTO else path
         training[kind(spec)] = _seconds(flops, rate, kernels / cost.images_at_once(spec), way)
         chunk = min((evaluation.batch for evaluation in cell.evaluations), default=1)
         passes[net] = max(_seconds(flops, attacking, kernels / chunk, "loop"), passes.get(net, 0.0))

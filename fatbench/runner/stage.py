@@ -223,16 +223,20 @@ def retry_nondeterministic(
 
 
 def retry_unrecorded(run: int, store: Store, stage: Callable[[Machine], CellStatus], machine: Machine) -> CellStatus:
-    """Run a stage, and once more on the path loop if a step cannot be recorded; the run and its resumes keep it."""
+    """Run a stage, and once more on the path loop if a step cannot be recorded, or a recording takes too much memory.
+
+    The run and its resumes keep that path.
+    """
     try:
         return stage(machine)
     except Exception as error:
         from fatbench.engine.graphs import NotRecorded
 
-        if not isinstance(error, NotRecorded):
+        if not isinstance(error, NotRecorded) and not (machine.path == "graphs" and out_of_memory(error)):
             raise
-        log.warning("%s: trained with run.path=loop", error)
+        log.warning("%s: trained with run.path=loop", str(error).partition("\n")[0])
         store.describe_run(run, {"path": "loop"})
+    free_memory()  # outside `except`, where the error no longer keeps the recording alive
     return stage(replace(machine, path="loop"))
 
 

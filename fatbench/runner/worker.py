@@ -25,9 +25,9 @@ from fatbench.errors import FatbenchError, MachineError, Unavailable
 from fatbench.runner import checkpoints, slots, versions
 from fatbench.runner.attacking import attack_models
 from fatbench.runner.checkpoints import model_file
+from fatbench.runner.gpu_estimates import path_for
 from fatbench.runner.heartbeat import Heartbeat
 from fatbench.runner.jobs import CellStatus, Event, Job, Machine, Turn, Work, resolved
-from fatbench.runner.slots import gpu_name
 from fatbench.runner.stage import claim
 from fatbench.runner.training import train
 from fatbench.settings import FORMER_PATHS, LocalPath, data_in
@@ -248,11 +248,7 @@ def path_of(job: Job, machine: Machine) -> LocalPath:
     """The path of local training; for "auto", the one that suits the cell and the device."""
     if machine.path != "auto":
         return machine.path
-    if not machine.device.startswith("cuda"):
-        return "loop"
-    from fatbench.runner.gpu_estimates import path_for
-
-    return path_for(job.spec, machine.precision, gpu_name(machine.device) or "")
+    return path_for(job.spec) if machine.device.startswith("cuda") else "loop"
 
 
 def evaluate(

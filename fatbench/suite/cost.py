@@ -43,6 +43,15 @@ def images_at_once(spec: Mapping[str, Any]) -> int:
     return min(batch or client_images, client_images)
 
 
+def client_steps(spec: Mapping[str, Any]) -> int:
+    """Steps of all clients in all rounds with whole batches; one an epoch if only files tell the number of images."""
+    training, images = local(spec["algorithm"]), facts.training_images(spec)
+    epochs = int(spec["algorithm"]["rounds"]) * facts.cohort(spec) * int(training.get("epochs") or 1)
+    clients = int(spec["partition"].get("clients") or 1)
+    batches = (images - spec["validation"]) // (clients * images_at_once(spec)) if images else 1
+    return epochs * max(1, batches)
+
+
 def epochs_in_round(start: int, factor: float, period: int, round: int) -> int:
     """Local epochs of a round, counted from 0: max(1, floor(start factor^floor(round / period)))."""
     return max(1, rounded_down(start * factor ** (round // period)))
