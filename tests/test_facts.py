@@ -211,8 +211,15 @@ CASES = [
         for algorithm, reason in [
             ({"name": "fedsgd", "rounds": 1, "batch": 1, "lr": 0.1, "objective": "standard", "defence": "none"},
                 "fedsgd: clients upload gradients only, but this model has batch normalisation"),
-            ({**watched(name="matching"), "local": SGD}, "gradient_inversion takes uploads in eval mode"),
+            ({**watched(name="matching"), "local": SGD}, "mode is eval: set mode: train"),
         ]
+    ],
+    (seen(VIT, name="april_opt") | {"algorithm": {**watched(name="april_opt"), "mode": "train"}},
+        "algorithm: inversion", "april_opt simulates eval mode"),
+    *[
+        ({"model": "small_cnn", "algorithm": {**watched(name=name, statistics=1), "mode": "train"}},
+            "algorithm: inversion", "of the upload: set buffers: sent")
+        for name in ("matching", "simulated")
     ],
     *[(seen({"name": "small_cnn"}, name=name), "algorithm: inversion", f"{name} {NEEDS}") for name in READERS],
     *[

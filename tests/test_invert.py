@@ -144,7 +144,13 @@ def test_any_network_is_attacked_by_matching(here: Path, run: Run) -> None:
     code, out, err = run(f"{line} --after after.pt --labels 3 {matching}")
     assert code == 0, err
     assert "matching (steps: 3)" in out and "given" in out
-    assert "1.running_mean" in err and "attacks take the update as one of eval mode" in err
+    assert "the buffers tell the number of local steps: 1" in err and "ignored" not in err
+    assert "attacks take the update as one of eval mode" in err and "--mode train" in err
+    statistics = "--inversion '{name: matching, steps: 3, statistics: 0.1}' --threat E"
+    code, out, err = run(f"{line} --after after.pt --images 1 --labels 3 --mode train {statistics}")
+    assert code == 0 and "| E " in out and "eval mode" not in err
+    code, _, err = run(f"{line} --gradient gradient.pt --images 1 --labels 3 --mode train {statistics}")
+    assert code == 2 and "it reads the batch's statistics: --mode train, and files with the buffers" in err
     code, _, err = run(f"{line} --after after.pt --labels 3 {SHORT}")
     assert (code, err.count("\n")) == (2, 1)
     assert "has no such parameter: matching takes any model" in err
@@ -174,7 +180,9 @@ def change(file: str, **changes: Tensor | None) -> None:
         ("--after after.pt --images 1 --std 0,1,1", 2, "--std: must be positive"),
         ("--after nothing.pt --images 1", 5, "nothing.pt: no such file"),
         ("--after before.pt --images 1", 2, "before.pt is the same as before.pt: there is no update"),
-        ("--after after.pt --images 1 --threat F", 2, "expected A, B, C or D, got 'F' (a manipulated model is needed"),
+        ("--after after.pt --images 1 --threat F", 2, "expected A, B, C, D or E, got 'F' (a manipulated model"),
+        ("--after after.pt --images 1 --mode train", 2, "--mode: train: this model computes the same in both modes"),
+        ("--after after.pt --images 1 --mode both", 2, "expected eval or train, got 'both'"),
         ("--after after.pt --images 1 --set local.epochs=2", 2, "needs local.lr"),
         ("--after after.pt --images 1 --set local.lr=0.1", 2, "threat model B does not know it: --threat C"),
         ("--after after.pt --images 1 --inversion oracle", 2, "it needs the original images"),

@@ -42,8 +42,11 @@ def invert(
         Option("--labels", metavar="LIST", help="Labels of the images, such as 3,1; default: recovered."),
     ] = None,
     threat: Annotated[
-        str, Option("--threat", metavar="T", help="Threat model of the attacker: A, B, C or D.")
+        str, Option("--threat", metavar="T", help="Threat model of the attacker: A, B, C, D or E.")
     ] = "B",
+    mode: Annotated[
+        str, Option("--mode", metavar="M", help="How batch normalisation computed at the client: eval or train.")
+    ] = "eval",
     override: opt.Override = None,
     inversion: Annotated[
         list[str] | None,
@@ -75,15 +78,17 @@ def invert(
     size = _shape(shape)
     from fatbench.suite import threats
 
-    if threat not in ("A", "B", "C", "D"):
+    if mode not in ("eval", "train"):
+        raise SpecError(f"expected eval or train, got '{mode}'", option="mode")
+    if threat not in ("A", "B", "C", "D", "E"):
         reason = "a manipulated model is needed" if threat in threats.KNOWS else "no such threat model"
         raise SpecError(
-            f"expected A, B, C or D, got '{threat}' ({reason}; see docs/methods.md, Inversions)", option="threat"
+            f"expected A, B, C, D or E, got '{threat}' ({reason}; see docs/methods.md, Inversions)", option="threat"
         )
     local = _local(override)
     if local and "lr" not in local:
         raise SpecError("needs local.lr, too", option=f"set local.{min(local)}")
-    if local and threat not in ("C", "D"):
+    if local and threat not in ("C", "D", "E"):
         raise SpecError(f"--set local.lr: an attacker of threat model {threat} does not know it: --threat C")
     from fatbench.api import inverted as api
     from fatbench.cli.evaluate import numbers
@@ -104,7 +109,7 @@ def invert(
     task = inverting.InversionTask(
         file, update, kind, model, size, classes, threat, images, given_labels,  # type: ignore[arg-type]
         tuple(mapping("--inversion", text) if "{" in text else text for text in inversion or ()), preprocessing,
-        settings,
+        settings, mode,  # type: ignore[arg-type]
     )  # fmt: skip
     originals = api.images_of(original or [], size, count)
     if like is None and where:

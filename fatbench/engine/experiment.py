@@ -5,8 +5,9 @@ from __future__ import annotations
 import copy
 import math
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,7 +21,7 @@ from fatbench.engine.randomness import forked, generator
 from fatbench.engine.rounds import Number, Problem, Round, State, Tensors
 from fatbench.engine.setup import Setup
 from fatbench.errors import SpecError
-from fatbench.suite.entry import Entry
+from fatbench.suite.entry import AlgorithmEntry, Entry, ask, entry_of
 from fatbench.suite.types import (
     Algorithm,
     Attack,
@@ -82,7 +83,7 @@ def experiment(
     """
     settings = algorithm.keywords  # type: ignore[attr-defined]
     rounds = settings["rounds"]
-    _refuse_batches_of_one(ready.problem, getattr(settings.get("local"), "batch", None))
+    _refuse_batches_of_one(ready.problem, algorithm)
     # before there are uploads in memory: counting takes a pass of three images
     first_round_numbers = [] if state.round else list(measures.constant_numbers(ready, settings, per_class))
     start_time = time.perf_counter()
@@ -175,10 +176,13 @@ def _numbers_after_end(
     return numbers
 
 
-def _refuse_batches_of_one(problem: Problem, batch: int | None) -> None:
+def _refuse_batches_of_one(problem: Problem, algorithm: Callable[..., Any]) -> None:
     """Raise SpecError if a client's last batch has one example and the network cannot train on one."""
+    entry, batch = entry_of(algorithm), getattr(algorithm.keywords.get("local"), "batch", None)  # type: ignore[attr-defined]
     # 1 % batch: with batches of one, every batch is one
     affected_clients = [k for k, shard in enumerate(problem.shards) if batch and len(shard) % batch == 1 % batch]
+    if isinstance(entry, AlgorithmEntry) and entry.last_batch is not None:  # clients do not train on shards
+        affected_clients, batch = [0] if ask(entry.last_batch, algorithm) == 1 else [], batch or 1
     if not affected_clients:
         return
     network = copy.deepcopy(problem.model).train()  # the pass would change running statistics

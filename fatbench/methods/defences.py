@@ -192,6 +192,10 @@ def dpsgd(
 
 
 def one_gradient_of_examples(cell: Facts) -> str | None:
+    if cell.algorithm.get("mode") == "train":
+        return (
+            "dpsgd clips the gradient of each example, and in train mode no example has one of its own: set mode: eval"
+        )
     if cell.algorithm.get("local"):
         return "dpsgd clips the gradient of each example: leave out 'local'"
     return None
@@ -228,6 +232,8 @@ def soteria(part: Gradient, upload: Upload, examples: Examples, *, fraction: Mom
 
 
 def one_gradient_of_features(cell: Facts) -> str | None:
+    if cell.algorithm.get("mode") == "train":
+        return "soteria ranks the features of each example by itself: set mode: eval"
     if cell.algorithm.get("local"):
         return "soteria ranks the features of one gradient: leave out 'local'"
     return None

@@ -14,6 +14,16 @@ def of_patch_ls(*, decay: str, solver: str) -> Threat:
     return "B" if solver in ("box", "tv", "upsample") else "A"
 
 
+def of_matching(*, statistics: float, statistics_from: str) -> Threat:
+    """B; with statistics of the client E, with those of images of its own D."""
+    return {"sent": "E", "images": "D"}.get(statistics_from, "B") if statistics else "B"  # type: ignore[return-value]
+
+
+def of_simulated(*, statistics: float) -> Threat:
+    """C; E with the client's statistics."""
+    return "E" if statistics else "C"
+
+
 def of_gradient_inversion(*, block0: str, observed_rounds: int, weights: str, labels_from: Any) -> Threat:
     """F if the server sends other weights than training gives, C if it knows the batch's class counts, else A."""
     if block0 == "bare" or (observed_rounds > 1 and weights == "fixed"):

@@ -93,7 +93,9 @@ def logit_parameters(model: nn.Module) -> list[str]:
 
 
 MODELS: dict[str, Callable[..., nn.Module]] = {
-    "nin": ModelEntry(nin, parameters=nin_parameters, refuse=(at_least_4,), cites=("lin2014", "zhu2023")),
+    "nin": ModelEntry(
+        nin, parameters=nin_parameters, refuse=(at_least_4,), parts=("dropout",), cites=("lin2014", "zhu2023")
+    ),
     "small_cnn": ModelEntry(
         small_cnn,
         parameters=small_cnn_parameters,

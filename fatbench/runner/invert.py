@@ -11,7 +11,7 @@ has the tensors that an attack reads.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from fatbench.methods.inversions.upload import Observation
 
+TRACKED = ("running_mean", "running_var", "num_batches_tracked")  # the buffers of batch normalisation
 ONE_IMAGE = 1e-3  # an update of a single image has a smaller relative residual of the least squares
 DEFAULTS: tuple[dict[str, Any], ...] = (
     {"name": "patch_ls"},
@@ -50,6 +51,7 @@ class InversionTask:
     inversions: tuple[Any, ...] = ()  # as in a suite file; empty for those that fit
     preprocessing: Mapping[str, Any] = field(default_factory=dict)  # mean, std
     local: Mapping[str, Any] | None = None  # rate, epochs, batch, momentum, decay of the client
+    mode: Literal["eval", "train"] = "eval"  # how batch normalisation computed at the client
 
 
 @dataclass(frozen=True)
@@ -74,10 +76,10 @@ class Answer:
 def load(task: InversionTask) -> CheckedUpdate:
     """Read and check the files. SpecError: they contradict each other or the model. MachineError: unreadable."""
     import torch
-    from torch.nn.modules.batchnorm import _BatchNorm
     from torch.nn.modules.dropout import _DropoutNd
 
     from fatbench.engine.local import LocalTraining
+    from fatbench.methods.inversions.batch_statistics import layers_of, local_steps
     from fatbench.methods.inversions.labels import head_of, restored
     from fatbench.methods.inversions.upload import Observation
     from fatbench.methods.objectives import standard
@@ -106,11 +108,16 @@ def load(task: InversionTask) -> CheckedUpdate:
         name: value for name, value in needed.items() if any(key.endswith(name) for key in (*parameters, *states[1]))
     }
     states = [pretrained.fitted(states[0], needed)[0], pretrained.fitted(states[1], of_update)[0]]
-    if ignored := [name for name, value in states[1].items() if name in states[0] and name not in parameters]:
+    sent = {name: value for name, value in states[1].items() if name in states[0] and name not in parameters}
+    tracked = {f"{layer}.{kind}" for layer in layers_of(model.network) for kind in TRACKED}
+    buffers = {name: value for name, value in sent.items() if name in tracked} if tracked <= sent.keys() else {}
+    if ignored := [name for name in sent if name not in buffers]:
         notes.append(
             f"buffers are not part of an update and ignored: {', '.join(ignored[:3])}{', ...' * (len(ignored) > 3)}"
         )
-    update_tensors = {name: value for name, value in states[1].items() if name not in ignored}
+    if buffers:
+        notes.append(f"the buffers tell the number of local steps: {local_steps(states[0], buffers)}")
+    update_tensors = {name: value for name, value in states[1].items() if name not in sent}
     if differences := pretrained.mismatches(update_tensors, parameters):
         remainder = f"; and {len(differences) - 3} more" if len(differences) > 3 else ""
         raise SpecError(f"{task.update} is not an update of this model: {'; '.join(differences[:3])}{remainder}")
@@ -121,12 +128,17 @@ def load(task: InversionTask) -> CheckedUpdate:
             f"{half_tensor} has 16 bits: a small update loses digits, so attacks may find less than in float32; it is "
             "not hidden"
         )
-    if any(isinstance(m, _BatchNorm) or (isinstance(m, _DropoutNd) and m.p > 0) for m in model.modules()):
+    drops = any(isinstance(m, _DropoutNd) and m.p > 0 for m in model.modules())
+    if task.mode == "train" and (drops or not tracked):
+        reason = "the client's masks of dropout are unknown" if drops else "this model computes the same in both modes"
+        raise SpecError(f"train: {reason}", option="mode")
+    if task.mode == "eval" and (drops or tracked):
         notes.append(
             "attacks take the update as one of eval mode: with batch normalisation or dropout, training in train mode "
-            "may have given away more or less than they find"
+            "may have given away more or less than they find" + (": --mode train" if tracked and not drops else "")
         )
-    broken = next((name for name, value in update_tensors.items() if not bool(value.isfinite().all())), None)
+    finite_tensors = {**update_tensors, **buffers}
+    broken = next((name for name, value in finite_tensors.items() if not bool(value.isfinite().all())), None)
     if broken is not None:
         raise SpecError(f"{task.update}: {broken} has entries that are not finite")
     similarity = _cosine(update_tensors, states[0])
@@ -152,6 +164,12 @@ def load(task: InversionTask) -> CheckedUpdate:
         {f"{prefix}{name}": value.float()[None] for name, value in gradient.items()},
         torch.tensor([task.labels or (0,) * count]),
         local=local,
+        mode=task.mode,
+        buffers={
+            f"{prefix}{name}": (value.float() if value.is_floating_point() else value)[None]
+            for name, value in buffers.items()
+        }
+        or None,
     )
     if not task.labels:
         bias = head_of(model)[1]
@@ -168,7 +186,7 @@ def load(task: InversionTask) -> CheckedUpdate:
         else:
             draw = torch.Generator().manual_seed(0)
             label_tensor = restored("ilrg", observed, model, count, task.shape, draw)
-        observed = Observation(observed.weights, observed.gradient, label_tensor, local=local)
+        observed = replace(observed, labels=label_tensor)
     return CheckedUpdate(model, observed, tuple(notes))
 
 
@@ -213,6 +231,8 @@ def _obstacle(task: InversionTask, loaded: CheckedUpdate, attack_call: calls.Cal
         return f"it needs {' and '.join(sorted(lacks))} (threat model {letter}), and --threat is {task.threat}"
     if attack_call.get("decay") == "corrected" and not (task.local and task.local["weight_decay"]):
         return "there is no weight decay to correct: --set local.lr and local.weight_decay"
+    if attack_call.get("statistics") and letter == "E" and (task.mode == "eval" or loaded.observed.buffers is None):
+        return "it reads the batch's statistics: --mode train, and files with the buffers of batch normalisation"
     if attack_call["name"] == "simulated" and task.local is None:
         return "it simulates local steps: --set local.lr=..."
     if (

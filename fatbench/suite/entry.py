@@ -224,12 +224,14 @@ class AlgorithmEntry(PrivacyEntry):
 
     deploys: the networks of all clients are attacked after a round, not one network. parts: the parts of a model that
     it trains separately. aggregates: adversaries reach what its clients send. foreseeable: they may ask what its server
-    would do, as it gives `train_cohort` its `context`, or a `server`.
+    would do, as it gives `train_cohort` its `context`, or a `server`. last_batch: (*, settings) -> the examples in a
+    client's last batch, where clients do not train on their shards.
     """
 
     work: Callable[..., Work] | None = None
     aggregates: bool = True
     foreseeable: bool = False
+    last_batch: Callable[..., int | None] | None = None
     deploys: bool = False
     parts: tuple[str, ...] = ()
 

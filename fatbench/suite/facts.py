@@ -18,7 +18,17 @@ from typing import Any, TypeVar, get_args
 from fatbench.errors import FatbenchError, SpecError, UnknownName, did_you_mean
 from fatbench.suite import calls, signatures
 from fatbench.suite.calls import Call, call
-from fatbench.suite.entry import AggregatorEntry, DataEntry, Images, ModelEntry, PartitionEntry, Role, Unknown, ask
+from fatbench.suite.entry import (
+    AggregatorEntry,
+    AlgorithmEntry,
+    DataEntry,
+    Images,
+    ModelEntry,
+    PartitionEntry,
+    Role,
+    Unknown,
+    ask,
+)
 from fatbench.suite.signatures import known_functions, place_of
 from fatbench.suite.types import number, rounded_down
 
@@ -117,6 +127,9 @@ class Facts:
     @property
     def last_batch(self) -> int:
         """Examples in a client's last batch of an epoch, if all clients have equally many."""
+        entry = calls.entry(self.algorithm.signature)
+        if isinstance(entry, AlgorithmEntry) and entry.last_batch is not None:
+            return _or_unknown(ask(entry.last_batch, self.algorithm.bound), "last_batch")
         is_known = self.spec["train"] or not self._data.about
         return _or_unknown(last_batch(self.spec, self.images) if is_known else None, "last_batch")
 
@@ -149,6 +162,12 @@ class Facts:
     def batch_norm(self) -> bool:
         """Whether the model is known to have batch normalisation: its entry says so, or its head has it."""
         return "batch normalisation" in self.model.parts or self.model.get("head") == "cls_vis"
+
+    @property
+    def dropout(self) -> bool:
+        """Whether the model is known to drop out: its entry says so, or its head does."""
+        is_wide = self.model.get("head") == "cls_vis" and (self.model.get("dim") or 0) > 256
+        return "dropout" in self.model.parts or is_wide
 
     @property
     def auxiliary(self) -> Call | None:

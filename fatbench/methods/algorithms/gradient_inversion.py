@@ -29,31 +29,27 @@ from typing import Literal
 
 import torch
 from torch import Generator, Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from fatbench.engine.inject import asks
 from fatbench.engine.local import LocalTraining, pixels
 from fatbench.engine.randomness import generator
 from fatbench.engine.rounds import Cost, Metrics, Problem, Round, State, Tensors
-from fatbench.methods.defences import Upload
+from fatbench.methods.defences import Upload, none
 from fatbench.methods.inversions import image_measures, lpips, reads_of
 from fatbench.methods.inversions.april import without_block0_norm
+from fatbench.methods.inversions.batch_statistics import local_steps
 from fatbench.methods.inversions.labels import head_of, label_counts, restored
 from fatbench.methods.inversions.target_client import ClientImages, TargetClient, observed_upload, update
 from fatbench.methods.inversions.upload import Observation, recovered_labels
 from fatbench.methods.manipulations import Manipulated
 from fatbench.methods.threat_models import of_gradient_inversion
 from fatbench.models import logit_parameters
-from fatbench.suite.entry import AlgorithmEntry, Passes, Work, passes
+from fatbench.suite.entry import AlgorithmEntry, Passes, Work, entry_of, passes
 from fatbench.suite.facts import Facts
 from fatbench.suite.types import Count, Defence, Inversion, Local, Manipulation, NonNegative, Objective
 
 SMALL = 32  # side in pixels of a second comparison, and of that with the candidates
 IDENTIFIED = ("identification", "identified_first")  # of a batch: any image, the first one
-FROZEN_STATISTICS = (
-    "gradient_inversion takes uploads in eval mode, and local training of this model would change its batch "
-    "normalisation: leave out 'local', or take a model without it"
-)
 
 
 def gradient_inversion(
@@ -79,13 +75,17 @@ def gradient_inversion(
     aggregate: Count = 1,
     surrogates: Count = 200,
     interval: Literal["normal", "t"] = "normal",
+    mode: Literal["eval", "train"] = "eval",
+    buffers: Literal["kept", "sent"] = "kept",
+    attacker: Literal["informed", "eval"] = "informed",
 ) -> Iterator[Round]:
     """An inversion against defended updates: rounds * target_clients clients of `batch` images each.
 
-    `local` null: a client sends the gradient of its images, taken in eval mode: with batch normalisation or dropout, a
-    client that trains sends another one. Else it trains on them as in FedAvg, and the difference of the weights is
-    inverted. `wire`: the type of the numbers that are sent, in which the client also computes (float16:
-    in float32). `labels_from`: the attacker is told the labels ("client") or restores them from the update
+    `local` null: a client sends the gradient of its images. Else it trains on them as in FedAvg, and the difference of
+    the weights is inverted. `mode`: how batch normalisation computes at the client. An upload with `buffers` tells the
+    number of local steps, and after one step the batch's statistics. The `attacker` simulates the client's mode, or
+    eval mode whatever it does. `wire`: the type of the numbers that are sent, in which the client also computes
+    (float16: in float32). `labels_from`: the attacker is told the labels ("client") or restores them from the update
     (`fatbench/methods/inversions/labels.py`). `manipulation`: what a malicious server does to the model; it may use
     `surrogates` images that no target has. `aggregate`: with secure aggregation, the server sees only the mean of the
     updates of the target and of `aggregate` - 1 other clients.
@@ -98,17 +98,16 @@ def gradient_inversion(
     the best pair. identified_first: does any reconstruction name the client's first image? It compares batches of other
     sizes. Both have Wilson's interval (..._low, ..._high) and ..._chance, that of as many random guesses. The
     candidates are the first `candidates` training images and those of all clients; candidates_used is their number.
+    steps_told: the number of local steps, if buffers are sent.
     matched_psnr, matched_ssim and recovered cover all pairs: reconstructions assigned to originals one to one, and the
     fraction of originals above 19 dB. grey_psnr, another_psnr, ... are baselines: scores of a flat grey reconstruction
     and of another image. Only the gradients that the inversion reads are computed. `rounding`: the resized images have
     256 levels again, as in a file of that size. `objective` only counts work: the loss is the cross-entropy, or that of
     `local`.
 
-    Raises ValueError if there are too few images, or for local training of a model with batch normalisation.
+    Raises ValueError if there are too few images, or for a batch of one where batch normalisation needs two.
     """
     model = without_block0_norm(problem.model) if block0 == "bare" else problem.model
-    if local is not None and any(isinstance(module, _BatchNorm) for module in model.modules()):
-        raise ValueError(FROZEN_STATISTICS)
     # The weights never change and follow from the seed, so no state carries them: 88 MB a cell for ViT-S/16.
     theta: Tensors = {name: state.model.get(name, value).clone() for name, value in model.state_dict().items()}
     shard = problem.shards[0]
@@ -116,11 +115,10 @@ def gradient_inversion(
     image_count = rounds * group
     if image_count > len(shard):
         raise ValueError(f"gradient_inversion: {_too_few(image_count, len(shard), rounds, target_clients)}")
-    client = TargetClient(problem, defence, local, wire)
+    client = TargetClient(problem, defence, local, wire, mode, buffers)
     # the server's own images come after those of all clients
-    change = (
-        None if manipulation is None else _bound_manipulation(problem, manipulation, shard[image_count:][:surrogates])
-    )
+    server_indices = shard[image_count:][:surrogates]
+    change = None if manipulation is None else _bound_manipulation(problem, manipulation, server_indices)
     bias = [name for name in logit_parameters(model) if name.endswith("bias")][-1]  # its gradient tells the label
     read_suffixes = reads_of(inversion)
     reads = (
@@ -147,6 +145,7 @@ def gradient_inversion(
             for j in range(observed_rounds)
         ]
         guess = functools.partial(_labelled, labels_from, problem, model, t)
+        knows = functools.partial(_known, problem, server_indices, attacker)
         network = model
         observed: list[list[Observation]] = []  # for each group of targets that share weights: one Observation a round
         if change is None and aggregate == 1:
@@ -161,10 +160,10 @@ def gradient_inversion(
                 round_observations.append(_only_read_tensors(observation, reads))
                 if weights == "moving":
                     current_weights = {
-                        k: w - lr * observation.gradient[k][0] if k in computed else w
+                        k: w - lr * observation.gradient[k][0] if k in observation.gradient else w
                         for k, w in current_weights.items()
                     }
-            observed.append(guess(round_observations))
+            observed.append(guess(knows(round_observations)))
         else:
             for v in range(target_clients):
                 round_clients = ClientImages(target_indices[v], x[v], y[v])
@@ -173,15 +172,16 @@ def gradient_inversion(
                 )
                 honest = Manipulated(model, theta, theta)
                 if change is None:
-                    observed.append(guess(sums(honest, reads)))
+                    observed.append(guess(knows(sums(honest, reads))))
                     continue
                 # a malicious server is told the labels, or restores them from an honest round first
                 target_labels = (
-                    labels[v] if labels_from == "client" else guess(sums(honest, head_of(model)))[0].labels[0]
+                    labels[v] if labels_from == "client" else guess(knows(sums(honest, head_of(model))))[0].labels[0]
                 )
                 changed = change(model, theta, generator(problem.seed, "manipulation", t), target_labels)
                 network = changed.model
-                observed.append([replace(s, labels=target_labels[None]) for s in sums(changed, reads)])
+                seen = knows(sums(changed, reads))
+                observed.append([replace(s, labels=target_labels[None], clients=1) for s in seen])
         noise = generator(problem.seed, "inversion", t, device=problem.device)
         shape = (x.shape[3], x.shape[4], x.shape[5])
         reconstructions = torch.cat([inversion(unit, network, shape, noise) for unit in observed]).detach()
@@ -204,6 +204,10 @@ def gradient_inversion(
         }
         numbers = _summary(moments, interval)
         numbers |= _chances(len(gallery), reconstructions.shape[1], batch) | {"candidates_used": float(len(gallery))}
+        if (sent := observed[0][0].buffers) is not None:
+            numbers["steps_told"] = float(local_steps(theta, {name: value[0] for name, value in sent.items()}) or 0)
+            if entry_of(defence).function is not none:
+                numbers["doubt_buffers_are_sent_without_the_defence"] = 1.0
         for name in ("psnr", "correlation32", *(one for one in IDENTIFIED if one in moments)):
             numbers[f"{name}_client"] = dict(enumerate(scores[name].tolist(), start=t * target_clients))
         state = State(t + 1, {}, moments)  # sums over all clients so far, from which a resumed run goes on
@@ -279,9 +283,27 @@ def rounding_of_gradients(*, rounding: bool, local: LocalTraining | None) -> str
     return None
 
 
-def frozen_statistics(cell: Facts, *, local: LocalTraining | None) -> str | None:
-    """Refuse local training of networks with batch normalisation."""
-    return FROZEN_STATISTICS if local and cell.batch_norm else None
+def one_mode(cell: Facts, *, local: LocalTraining | None, mode: str, buffers: str, attacker: str) -> str | None:
+    """Refuse modes that do not differ or cannot be simulated, and buffers that do not change."""
+    if mode == "eval":
+        if local and cell.batch_norm:
+            return (
+                "local training of this model changes its batch normalisation, and mode is eval: set mode: train, "
+                "leave out 'local', or take a model without it"
+            )
+        if buffers == "sent":
+            return "buffers: sent needs mode: train: in eval mode no buffer changes"
+        return "attacker: eval is the informed one in mode: eval" if attacker == "eval" else None
+    if cell.dropout:
+        return "mode: train: the client's masks of dropout are unknown; take a model without dropout"
+    if not cell.batch_norm:
+        return f"mode: train: {cell.model.name} computes the same in both modes: it has no batch normalisation"
+    return None
+
+
+def examples_of_last_batch(*, local: LocalTraining | None, batch: int, mode: str) -> int | None:
+    """The examples in a client's last batch, in train mode."""
+    return (batch if local is None else (batch - 1) % local.batch + 1) if mode == "train" else None
 
 
 def local_batch_of_the_client(*, local: LocalTraining | None, batch: int) -> str | None:
@@ -368,8 +390,11 @@ def sums_of_clients(
         else:
             mean, mask = _over_contributors(client_observations), None
         observations.append(
-            Observation(changed.target, mean, round_clients.y.view(1, -1), mask, client.local, changed.secret)
-        )
+            Observation(
+                changed.target, mean, round_clients.y.view(1, -1), mask, client.local, changed.secret, client.mode,
+                _mean_buffers(client_observations), count,
+            )
+        )  # fmt: skip
     return observations
 
 
@@ -381,6 +406,24 @@ def _over_contributors(observations: Sequence[Observation]) -> Tensors:
         masks = [(p.mask or {}).get(name, torch.ones_like(p.gradient[name]).bool()) for p in observations]
         mean_gradient[name] = total / torch.cat(masks).sum(0, keepdim=True).clamp(min=1)
     return mean_gradient
+
+
+def _mean_buffers(observations: Sequence[Observation]) -> Tensors | None:
+    """The mean (1, ...) of the clients' buffers; counts are equal, and stay whole."""
+    sent = [s.buffers for s in observations if s.buffers is not None]
+    if not sent:
+        return None
+    stacked = {name: torch.cat([buffers[name] for buffers in sent]) for name in sent[0]}
+    return {name: v.mean(0, keepdim=True) if v.is_floating_point() else v[:1] for name, v in stacked.items()}
+
+
+def _known(
+    problem: Problem, server_indices: Tensor, attacker: str, observations: Sequence[Observation]
+) -> list[Observation]:
+    """Observations as the attacker takes them: of its mode, with images of the server's own."""
+    images = (lambda: pixels(problem, problem.images[server_indices])) if len(server_indices) else None
+    known = [replace(s, own_images=images) for s in observations]
+    return [replace(s, mode="eval", buffers=None) for s in known] if attacker == "eval" else known
 
 
 def _labelled(
@@ -507,12 +550,13 @@ GRADIENT_INVERSION = AlgorithmEntry(
         window_of_ssim,
         moving_and_honest,
         rounding_of_gradients,
-        frozen_statistics,
+        one_mode,
         local_batch_of_the_client,
         one_sum,
         images_for_all,
     ),
     aggregates=False,
+    last_batch=examples_of_last_batch,
     threat=of_gradient_inversion,
     fractions=(
         *(f"{name}{end}" for name in IDENTIFIED for end in ("", "_ci", "_low", "_high", "_chance")),

@@ -7,10 +7,11 @@ weights that were sent to them, their V gradients after the defence, the masks i
 `model` is the architecture; its weights do not matter, they come from `observed`. `shape` (C, H, W) is that of the
 images as the model takes them. The result is (V, P, C, H, W) in [0, 1]: one reconstruction for each upload (P = 1), or
 as many as it has examples (april_opt), or several guesses (oracle). No inversion sees an original; `image_measures`
-compares afterwards. Uploads are taken in eval mode, and inversions simulate the same: see `upload.gradients`.
+compares afterwards. `Observation.mode` says how the clients computed, and inversions simulate the same.
 
     upload           what the server observes; images cut into patches and back
     target_client    what target clients send
+    batch_statistics what the buffers of batch normalisation give away
     labels           the number of images of each class, from the last layer's gradient
     april            APRIL in closed form
     april_opt        APRIL by optimisation
@@ -45,16 +46,22 @@ from collections.abc import Callable
 from torch import Tensor
 
 from fatbench.methods.inversions.april import april
-from fatbench.methods.inversions.april_opt import april_opt, every_step
+from fatbench.methods.inversions.april_opt import april_opt, eval_mode, every_step
 from fatbench.methods.inversions.imprint import imprint, imprint_manipulation
 from fatbench.methods.inversions.masked import masked, patches_without_prior, prior_if_any
-from fatbench.methods.inversions.matching import matching
+from fatbench.methods.inversions.matching import every_restart, matching, statistics_that_are_known
 from fatbench.methods.inversions.oracle import oracle, patches_if_read, prior_if_read
 from fatbench.methods.inversions.patch_ls import patch_ls, patches_of_the_solver, prior_of_the_solver
 from fatbench.methods.inversions.patch_span import patch_span, prior_within_the_image
-from fatbench.methods.inversions.simulated import at_most_50_steps, every_epoch, simulated, steps_of_sgd
+from fatbench.methods.inversions.simulated import (
+    at_most_50_steps,
+    every_epoch,
+    simulated,
+    statistics_that_are_sent,
+    steps_of_sgd,
+)
 from fatbench.methods.inversions.upload import learned_positions, too_few_equations
-from fatbench.methods.threat_models import of_patch_ls
+from fatbench.methods.threat_models import of_matching, of_patch_ls, of_simulated
 from fatbench.suite.entry import InversionEntry, entry_of
 
 INVERSIONS: dict[str, Callable[..., Tensor]] = {
@@ -62,9 +69,21 @@ INVERSIONS: dict[str, Callable[..., Tensor]] = {
         april, threat="A", refuse=(learned_positions,), reads=("pos_embed", "blocks.0.attn.qkv.weight")
     ),
     "april_opt": InversionEntry(
-        april_opt, passes=every_step, threat="B", labels=True, refuse=(learned_positions,), example={"steps": 2}
+        april_opt,
+        passes=every_step,
+        threat="B",
+        labels=True,
+        refuse=(learned_positions, eval_mode),
+        example={"steps": 2},
     ),
-    "matching": InversionEntry(matching, passes=every_step, threat="B", labels=True, example={"steps": 2}),
+    "matching": InversionEntry(
+        matching,
+        passes=every_restart,
+        threat=of_matching,
+        labels=True,
+        refuse=(statistics_that_are_known,),
+        example={"steps": 2},
+    ),
     "patch_ls": InversionEntry(
         patch_ls,
         threat=of_patch_ls,
@@ -99,9 +118,9 @@ INVERSIONS: dict[str, Callable[..., Tensor]] = {
     "simulated": InversionEntry(
         simulated,
         passes=every_epoch,
-        threat="C",
+        threat=of_simulated,
         labels=True,
-        refuse=(steps_of_sgd, at_most_50_steps),
+        refuse=(steps_of_sgd, at_most_50_steps, statistics_that_are_sent),
         example={"iterations": 2},
     ),
 }

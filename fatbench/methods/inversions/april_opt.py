@@ -2,7 +2,7 @@
 
     min over x of  |grad(x, y) - g|^2 / |g|^2 + alpha (1 - cos(grad_pos(x, y), g_pos)) + tv TV(x)
 
-Works on an ordinary ViT and on batches. Its gradients are taken in eval mode, as `upload.gradients` are. It needs
+Works on an ordinary ViT and on batches, of clients in eval mode. It needs
 second derivatives of the model, so a step costs about six forward passes.
 
 Lu et al. 2022 (APRIL), section 4.2. Its optimizer, rate, alpha and number of steps are not in our sources; here: Adam.
@@ -21,6 +21,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fatbench.methods.inversions.upload import POSITION, Observation, Tensors, differentiable, find
 from fatbench.suite.entry import Passes
+from fatbench.suite.facts import Facts
 from fatbench.suite.types import Count, NonNegative, Rate
 
 
@@ -96,3 +97,8 @@ def distance(gradient: Tensors, target: Tensors, mask: Tensors, alpha: float) ->
     position = find(target, POSITION, "april_opt", "the gradient of the positions")
     similar = F.cosine_similarity(masked_gradient[position].flatten(), target[position].flatten(), dim=0)
     return gap / size + alpha * (1 - similar)
+
+
+def eval_mode(cell: Facts) -> str | None:
+    """Refuse clients in train mode."""
+    return "april_opt simulates eval mode: take matching" if cell.algorithm.get("mode") == "train" else None

@@ -6,8 +6,7 @@
 | G, (V, K, D) | d loss / d W | gradient of its weight |
 | n, (V, K) | n_c | images of class c; they sum to B |
 
-An update of T local steps at rate eta is divided by eta T first, which makes it the mean gradient over the steps. The
-network is in eval mode, as in `upload.gradients`.
+An update of T local steps at rate eta is divided by eta T first, which makes it the mean gradient over the steps.
 
 Ma et al. 2023 (iLRG); Wainakh et al. 2022 (LLG).
 """
@@ -21,6 +20,7 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.func import functional_call
 
+from fatbench.methods.inversions.batch_statistics import buffers_of
 from fatbench.methods.inversions.upload import Observation, Tensors
 from fatbench.models import logit_parameters
 
@@ -107,6 +107,7 @@ def restored(
     W, b = observed.weights[weight].double(), observed.weights[bias].double()
 
     def p() -> Tensor:
+        model.train(observed.mode == "train")
         return noise_probabilities(model, observed.weights, shape, generator)
 
     counts_by_upload = [
@@ -117,8 +118,8 @@ def restored(
 
 
 def noise_probabilities(model: nn.Module, weights: Tensors, shape: tuple[int, ...], generator: Generator) -> Tensor:
-    """Mean probabilities (K,) of images of normal noise, clamped to [0, 1]; model in eval mode."""
-    model.eval()
+    """Mean probabilities (K,) of images of normal noise, clamped to [0, 1], in the model's mode."""
+    weights = {**weights, **buffers_of(model, weights)}
     float_tensor = next(value for value in weights.values() if value.is_floating_point())
     noise = torch.randn(DUMMIES, *shape, generator=generator, device=generator.device).to(float_tensor)
     with torch.no_grad():

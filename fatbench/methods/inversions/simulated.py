@@ -12,7 +12,8 @@
 w_l = exp(-l) over the layers in the order of the model, a weight and its bias counting as one; f_i goes geometrically
 from `factor` to 2 over the first half of the iterations. inv: the mean over pairs of epochs of the squared distance of
 phi(x_e), the maximum over the images of fixed random convolutions. In the end, all epochs are aligned with the first
-one and averaged.
+one and averaged. In train mode, running statistics move as the client's do; `statistics` weights their distance to
+those that were sent, for any number of steps.
 
 Dimitrov et al. 2022 (Data leakage in federated averaging), sections 3 and 4; the settings are those that its code has
 for CIFAR-100. paper: the layers' order is that of JAX's trees, by name / here: that of the model. Geiping et al. 2020,
@@ -31,6 +32,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fatbench.engine.local import LocalTraining
 from fatbench.engine.optimizers import Descent, Moments, step
+from fatbench.methods.inversions.batch_statistics import buffers_of, distance, layers_of, moved, watched
 from fatbench.methods.inversions.image_measures import mse
 from fatbench.methods.inversions.upload import Observation, Tensors
 from fatbench.suite.entry import Passes
@@ -55,16 +57,20 @@ def simulated(
     box: NonNegative = 10.0,
     invariance: NonNegative = 6.075,
     shared: bool = False,
+    statistics: NonNegative = 0.0,
+    first_layer: NonNegative = 10.0,
 ) -> Tensor:
     """Images whose simulated local training gives the update that was sent: (V, N, C, H, W) in [0, 1].
 
     N is the number of labels of an upload. Adam from normal noise; the rate is multiplied by `lr_decay` every 20
     iterations. A gradient counts as one step. Only the first of several rounds is used. The attacker knows the client's
-    rate, epochs, batch, momentum and weight decay, and simulates the steps in eval mode. Raises ValueError for Adam, or
-    for more than 50 steps.
+    rate, epochs, batch, momentum and weight decay, and simulates the steps in the client's mode. Raises ValueError for
+    Adam, for more than 50 steps, or for statistics that were not sent.
     """
-    model.eval()
     first_observation = observed[0]
+    model.train(first_observation.mode == "train")
+    if statistics and first_observation.buffers is None:
+        raise ValueError("simulated: statistics of the upload need its buffers, and none were sent")
     count = first_observation.labels.shape[1]
     local = first_observation.local
     epochs, size = (1, count) if local is None else (local.epochs, local.batch)
@@ -79,6 +85,13 @@ def simulated(
     rate = 1.0 if local is None else local.lr
     filters = torch.randn(FILTERS, shape[0], 3, 3, generator=generator, device=generator.device)
     image_sets = 1 if shared else epochs
+    buffers, kinds = first_observation.buffers or {}, ("running_mean", "running_var")
+    sent = [
+        {layer: (buffers[f"{layer}.{kinds[0]}"][v], buffers[f"{layer}.{kinds[1]}"][v]) for layer in layers_of(model)}
+        if statistics
+        else {}
+        for v in range(len(first_observation.labels))
+    ]
     reconstructions = []
     for v in range(len(first_observation.labels)):
         labels = first_observation.labels[v]
@@ -88,11 +101,15 @@ def simulated(
         with sdpa_kernel(SDPBackend.MATH):  # the fused kernels have no second derivative
             for i in range(iterations):
                 x.requires_grad_()
-                simulated_update = simulate_steps(model, first_observation.weights, x, labels, local, names)
+                with watched(model) as seen:
+                    simulated_update = simulate_steps(model, first_observation.weights, x, labels, local, names)
                 gap = torch.stack([weight[n] * (simulated_update[n] - target[n]).square().sum() for n in names]).sum()
                 strength = factor * (2 / factor) ** min(1.0, i / max(1, iterations // 2))
                 loss = strength * gap / per_epoch + tv * _variation(x)
                 loss = loss + box * (x - x.clamp(0, 1)).square().sum((-3, -2, -1)).mean()
+                if statistics:
+                    ours = moved(model, first_observation.weights, seen)
+                    loss = loss + statistics * distance(ours, sent[v], first_layer)
                 if image_sets > 1 and invariance:
                     loss = loss + invariance * _epoch_variance(x, filters.to(x))
                 (slope,) = torch.autograd.grad(loss, x)
@@ -120,13 +137,24 @@ def at_most_50_steps(cell: Facts) -> str | None:
     return None
 
 
+def statistics_that_are_sent(cell: Facts, *, statistics: float) -> str | None:
+    """Refuse statistics that are not sent, and the mean of clients in train mode, whose steps differ."""
+    if cell.algorithm.get("mode") == "train" and cell.algorithm.get("aggregate", 1) > 1:
+        return "simulated: it simulates one client in train mode, not a mean of several: leave out 'aggregate'"
+    known = cell.algorithm.get("buffers") == "sent" and cell.algorithm.get("attacker") != "eval"
+    return None if known or not statistics else f"statistics {statistics:g} of the upload: set buffers: sent"
+
+
 def simulate_steps(
     model: nn.Module, weights: Tensors, x: Tensor, y: Tensor, local: LocalTraining | None, names: Sequence[str]
 ) -> Tensors:
     """(theta_0 - theta_T) / eta after SGD on images x (E, N, ...), or (1, N, ...) for all epochs, by `names`.
 
-    Differentiable by x. Batches are in the order of x. local None: the gradient of all images.
+    Differentiable by x. Batches are in the order of x. local None: the gradient of all images. In train mode, a copy of
+    the buffers moves from step to step.
     """
+    if model.training:
+        weights = {**weights, **buffers_of(model, weights)}
     start = {name: weights[name].detach().requires_grad_() for name in names}
     theta: Tensors = dict(start)
     velocity: Tensors = {}

@@ -14,7 +14,8 @@ from fatbench.engine.inject import asks
 from fatbench.engine.local import Client, LocalTraining, train_client
 from fatbench.engine.rounds import Problem, Tensors
 from fatbench.methods.defences import Examples, Upload
-from fatbench.methods.inversions.upload import Observation, gradients, observe
+from fatbench.methods.inversions.batch_statistics import buffers_of
+from fatbench.methods.inversions.upload import Mode, Observation, gradients, observe, trained_gradients
 
 Wire = Literal["float64", "float32", "float16"]
 
@@ -36,6 +37,8 @@ class TargetClient:
     defence: Callable[..., Any]
     local: LocalTraining | None = None
     wire: Wire = "float32"
+    mode: Mode = "eval"
+    buffers: Literal["kept", "sent"] = "kept"
 
     @property
     def needs_all(self) -> bool:
@@ -51,7 +54,7 @@ def update(
     names: Sequence[str] | None,
     round: int,
 ) -> Tensors:
-    """{name: (V, ...)}: what V clients have computed, before any defence.
+    """{name: (V, ...)}: what V clients have computed, before any defence, and their buffers if they send them.
 
     Without local training, the gradient by `names` (None: all). Else theta_0 - theta_T of FedAvg's client, with the
     batches that (seed, round, v) draw.
@@ -59,6 +62,10 @@ def update(
     x = images.x
     if client.wire == "float64":
         model, weights, x = copy.deepcopy(model).double(), _cast(weights, torch.float64), x.double()
+    is_sent = client.buffers == "sent"
+    if client.local is None and client.mode == "train":
+        computed, buffers = trained_gradients(model, weights, x, images.y, names)
+        return computed | (buffers if is_sent else {})
     if client.local is None:
         return gradients(model, weights, x, images.y, names)
     problem = replace(client.problem, model=model, shards=list(images.indices))
@@ -70,10 +77,14 @@ def update(
 
         problem = replace(problem, augment=augment)
     trained = [train_client(Client(problem, weights, v, round), client.local).model for v in range(len(x))]
-    return {
+    updates = {
         name: torch.stack([weights[name] - trained_state[name] for trained_state in trained])
         for name, _ in model.named_parameters()
         if names is None or name.endswith(tuple(names))
+    }
+    return updates | {
+        name: torch.stack([trained_state[name] for trained_state in trained])
+        for name in (buffers_of(model, weights) if is_sent else ())
     }
 
 
@@ -91,6 +102,9 @@ def observed_upload(
         x, y = images.x[v], images.y[v]
         return Examples(model, weights, x, y, lambda: gradients(model, weights, x[:, None], y[:, None]), len(y))
 
+    parameters = dict(model.named_parameters())
+    buffers = {name: value for name, value in computed.items() if name not in parameters} or None
+    computed = {name: value for name, value in computed.items() if name in parameters}
     observation = observe(weights, computed, images.y, client.defence, uploads, examples)
     gradient = observation.gradient
     if client.wire == "float16":
@@ -100,7 +114,8 @@ def observed_upload(
         gradient = {
             name: start_weights[name] - (start_weights[name] - g).half().float() for name, g in gradient.items()
         }
-    return replace(observation, gradient=gradient, local=client.local)
+        buffers = buffers and _cast(_cast(buffers, torch.float16), torch.float32)
+    return replace(observation, gradient=gradient, local=client.local, mode=client.mode, buffers=buffers)
 
 
 def _cast(tensors: Tensors, dtype: torch.dtype) -> Tensors:

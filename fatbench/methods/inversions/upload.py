@@ -15,7 +15,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -26,10 +26,12 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from fatbench.engine.inject import requested_arguments
 from fatbench.engine.local import LocalTraining
 from fatbench.methods.defences import Examples, Upload
+from fatbench.methods.inversions.batch_statistics import buffers_of
 from fatbench.suite.entry import Unknown
 from fatbench.suite.facts import Facts
 
 Tensors = dict[str, Tensor]
+Mode = Literal["eval", "train"]  # how a client computes
 PATCH, POSITION = "patch_embed.proj.weight", "pos_embed"
 EMBEDDING = (PATCH, POSITION)  # what the solvers read; to be passed to `gradients` as `names`
 
@@ -44,13 +46,17 @@ class Observation:
     mask: Tensors | None = None  # {name: (V, ...) bool}, False where an entry was withheld; nothing is, if missing
     local: LocalTraining | None = None  # how the clients trained; None: they sent a gradient
     secret: Tensors | None = None  # what a malicious server keeps about its change of the model
+    mode: Mode = "eval"
+    buffers: Tensors | None = None  # {name: (V, ...)} after the client's work; None: they are not sent
+    clients: int = 1  # whose uploads were averaged; the examples of each follow each other
+    own_images: Callable[[], Tensor] | None = None  # (n, C, H, W) in [0, 1] that the server has itself
 
 
 def gradients(model: nn.Module, weights: Tensors, x: Tensor, y: Tensor, names: Sequence[str] | None = None) -> Tensors:
     """{name: (V, ...)}: the gradient of each of V uploads, before any defence.
 
     x: (V, B, C, H, W) in [0, 1], y: (V, B); cross-entropy, mean over the batch. The model is in eval mode: batch
-    normalisation has its running statistics and nothing is dropped out, unlike in a client that trains. `names`: only
+    normalisation has its running statistics and nothing is dropped out (`trained_gradients`: train mode). `names`: only
     the parameters whose names end in one of them: `EMBEDDING` of ViT-S/16 takes 1.5 MB an upload, all take 87 MB.
     """
     model.eval()
@@ -66,13 +72,42 @@ def gradients(model: nn.Module, weights: Tensors, x: Tensor, y: Tensor, names: S
     return {name: g.detach() for name, g in result.items()}
 
 
-def differentiable(model: nn.Module, weights: Tensors, x: Tensor, y: Tensor, names: Iterable[str]) -> Tensors:
+def trained_gradients(
+    model: nn.Module, weights: Tensors, x: Tensor, y: Tensor, names: Sequence[str] | None = None
+) -> tuple[Tensors, Tensors]:
+    """As `gradients`, of a model in train mode, and its buffers {name: (V, ...)} after the pass; `weights` stay.
+
+    A loop: on a CPU it was 40 times as fast as vmap over batch normalisation.
+    """
+    model.train()
+    wanted = [n for n, _ in model.named_parameters() if names is None or n.endswith(tuple(names))]
+    slopes, buffers = [], []
+    for images, labels in zip(x, y, strict=True):
+        moving = buffers_of(model, weights)
+        theta = {name: weights[name].detach().requires_grad_() for name in wanted}
+        loss = F.cross_entropy(functional_call(model, {**weights, **moving, **theta}, (images,)), labels)
+        slopes.append(torch.autograd.grad(loss, list(theta.values()), materialize_grads=True))
+        buffers.append(moving)
+    stacked = dict(zip(wanted, map(torch.stack, zip(*slopes, strict=True)), strict=True))
+    return stacked, {name: torch.stack([moving[name] for moving in buffers]) for name in buffers[0]}
+
+
+def differentiable(
+    model: nn.Module, weights: Tensors, x: Tensor, y: Tensor, names: Iterable[str], clients: int = 1
+) -> Tensors:
     """The gradient of one upload (B, C, H, W), (B,) by the parameters `names`, itself differentiable by x.
 
-    Inside `sdpa_kernel(SDPBackend.MATH)`: the fused attention kernels have no second derivative.
+    In the model's mode; in train mode each of the `clients` of a mean has a batch of its own. Inside
+    `sdpa_kernel(SDPBackend.MATH)`: the fused attention kernels have no second derivative.
     """
     theta = {name: weights[name].detach().requires_grad_() for name in names}
-    loss = F.cross_entropy(functional_call(model, {**weights, **theta}, (x,)), y)
+    if model.training:
+        weights = {**weights, **buffers_of(model, weights)}
+        parts = zip(x.chunk(clients), y.chunk(clients), strict=True)
+        losses = [F.cross_entropy(functional_call(model, {**weights, **theta}, (part,)), of) for part, of in parts]
+        loss = torch.stack(losses).mean()
+    else:
+        loss = F.cross_entropy(functional_call(model, {**weights, **theta}, (x,)), y)
     gradients = torch.autograd.grad(loss, list(theta.values()), create_graph=True, materialize_grads=True)
     return dict(zip(theta, gradients, strict=True))
 
