@@ -2,8 +2,9 @@
 
 PYTHON ?= python3
 VENV ?= .venv
-# Test processes: one for each core this process may use, at most 8 (each holds torch, about 1 GB).
-WORKERS ?= auto
+# Test processes: one more than cores this process may use, for a quarter of the time a test waits for a process or a
+# lease; at most 8 (each holds torch, about 1 GB).
+WORKERS ?= $(shell expr $$(nproc 2> /dev/null || getconf _NPROCESSORS_ONLN) + 1)
 # cpu: torch without CUDA, in an environment that is not there yet: make demo TORCH=cpu
 TORCH ?=
 CPU_BUILDS := https://download.pytorch.org/whl/cpu

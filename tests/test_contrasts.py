@@ -39,7 +39,7 @@ def unequal(now: Any, before: Any, place: str = "") -> Iterator[str]:
         yield f"{place}: {now!r} is {before!r}"
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n not in QUICK)) for n in FILES])
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.nightly] * (n not in QUICK)) for n in FILES])
 def test_golden_differences(name: str, committed: Mapping[str, Store]) -> None:
     golden = json.loads(GOLDEN.read_text(encoding="utf-8"))
     said = said_differences.said_of(committed[name])

@@ -23,7 +23,7 @@ LOST = {
 }
 
 
-@pytest.fixture(params=["local", pytest.param("ray", marks=pytest.mark.slow)])
+@pytest.fixture(params=["local", pytest.param("ray", marks=pytest.mark.nightly)])
 def launch(request: pytest.FixtureRequest, forks: None) -> Callable[..., dict[str, Any]]:
     """An executor's `run`."""
     if request.param == "local":

@@ -383,7 +383,7 @@ def column(page: Any, board: str, place: int) -> list[str]:
     return [row.locator("td, th").nth(place).inner_text().split("\n")[0].split()[0] for row in rows.all()]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_leaderboard_is_sorted_and_filtered(site: Path, opened: Callable[..., Any]) -> None:
     page = opened(site / "fedvkd-cifar10-jpeg75-quick.html")
     board = "[data-board] >> nth=1"
@@ -418,7 +418,7 @@ def test_a_leaderboard_is_sorted_and_filtered(site: Path, opened: Callable[..., 
     assert sent.locator(f"{board} >> th[aria-sort=ascending]").inner_text().strip() == "method"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_legend_takes_lines_away_and_charts_need_no_script(site: Path, opened: Callable[..., Any]) -> None:
     file = site / "fedvkd-cifar10-jpeg75-quick.html"
     page, plain = opened(file), opened(file, java_script_enabled=False)
@@ -437,7 +437,7 @@ def test_a_legend_takes_lines_away_and_charts_need_no_script(site: Path, opened:
     assert line.is_visible()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_number_opens_by_click_and_by_keyboard_and_escape_closes_it(site: Path, opened: Callable[..., Any]) -> None:
     page = opened(site / "sfat-audit-jpeg75-cpu.html")
     number = page.locator("section.table a.number").first
@@ -463,7 +463,7 @@ def test_a_number_opens_by_click_and_by_keyboard_and_escape_closes_it(site: Path
     assert index.evaluate("location.pathname").rpartition("/")[2] != "index.html"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_it_fits_a_phone_a_dark_room_and_paper(site: Path, opened: Callable[..., Any]) -> None:
     ink = "getComputedStyle(document.body).color"
     for file in sorted(site.glob("*.html")):
@@ -481,7 +481,7 @@ def test_it_fits_a_phone_a_dark_room_and_paper(site: Path, opened: Callable[...,
     assert not page.locator(".top").is_visible() and not page.locator(".controls").first.is_visible()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_hostile_names_run_nothing_and_a_failure_is_told(hostile: Path, opened: Callable[..., Any]) -> None:
     page = opened(hostile)
     curves, chosen, judged, told, seen = page.locator("section.plot").all()
@@ -535,7 +535,7 @@ def test_the_index_answers_first_then_leaderboards_then_suites_by_paper(site: Pa
     ]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_tables_are_copied_headings_linked_and_the_index_is_short(site: Path, opened: Callable[..., Any]) -> None:
     """Three forms of a table; a link to a folded board opens it; the number that was followed is marked."""
     page = opened(site / "index.html")
@@ -719,7 +719,7 @@ def test_what_a_paper_prints_as_a_difference_stands_beside_no_accuracy(minus: di
     assert board.all()[0].published == (None if minus else 0.015)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(("width", "scheme"), [(390, "light"), (1280, "dark")])
 def test_a_wide_table_shows_that_it_goes_on(site: Path, opened: Callable[..., Any], width: int, scheme: str) -> None:
     page = opened(site / "index.html", viewport={"width": width, "height": 900}, color_scheme=scheme)

@@ -1810,6 +1810,7 @@ def test_numbers_of_a_database_that_cannot_be_are_marked(tiny: Suite, tmp_path: 
         assert shown.doubts == expected
 
 
+@pytest.mark.nightly
 def test_ten_thousand_cells_in_time(tmp_path: Path) -> None:
     """build and render of 10,000 cells in the processor time of formatting nine million numbers, 2 s.
 

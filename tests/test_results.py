@@ -88,9 +88,10 @@ def test_golden_tables_are_made_of_the_rows(name: str, committed: Mapping[str, S
 
 
 FILES = sorted(PAGES["files_of_rows"]())
+QUICK = ("fedvkd-robust-cpu", "sfat-jpeg75-cpu", "fat-byzantine-cpu")
 
 
-@pytest.mark.parametrize("file", FILES)
+@pytest.mark.parametrize("file", [pytest.param(f, marks=[pytest.mark.nightly] * (f not in QUICK)) for f in FILES])
 def test_a_number_has_the_same_doubts_in_every_view(file: str, committed: Mapping[str, Store]) -> None:
     _check_doubts_of_all_views(committed[file])
 
@@ -235,7 +236,7 @@ def test_a_forest_says_what_made_it() -> None:
             assert re.match(r"suite: [\w-]+, preset \w+; commit: \w+", image.text["Description"]), file  # type: ignore[attr-defined]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("drawn", FIGURES)
 def test_a_committed_figure_is_of_todays_suite_and_rows(drawn: str, committed: Mapping[str, Store]) -> None:
     """Title, seeds and commits in the file are those of the rows. If not: fatbench plot SUITE --format png.

@@ -30,6 +30,8 @@ MEMBERS = [
 @pytest.mark.parametrize(("kind", "name"), MEMBERS)
 def test_every_member_keeps_the_contract(kind: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     members.short_autoattack(monkeypatch)
+    if name == "aimed":
+        members.short_search(monkeypatch)
     for holds in testing.PROPERTIES[kind]:
         holds(kind, name)
 
