@@ -163,6 +163,8 @@ CASES = [
         "small_cnn"),
     ({"algorithm": {"name": "fedvkd"}, "model": {"name": "edge_resnet8"}}, "algorithm",
         "fedvkd needs a server with a distillation head: edge_vit"),
+    ({"algorithm": {"name": "fedaux"}, "availability": {"drop": 0.1}}, "algorithm",
+        "availability: fedaux needs the scores of all clients at its start"),
     ({"algorithm": {"name": "fedaux"}}, "algorithm", "auxiliary: fedaux needs unlabelled images: name a data set"),
     ({"algorithm": {**FEDAVG, "name": "fednova", "local": {**FEDAVG["local"], "proximal": {"name": "norm_per_tensor",
         "mu": 0.1}}}}, "algorithm", "('squared'), not norm_"),

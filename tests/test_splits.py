@@ -54,7 +54,6 @@ def of(shards: Any, n: int = 12, **settings: Any) -> Any:
         ({0: [1], 1: [2]}, "expected a list with the indices of each client, got a dict"),
         (None, "expected a list with the indices of each client, got a NoneType"),
         ([], "there is no client"),
-        ([[0], []], "clients [1] have no training examples"),
     ],
 )
 def test_indices_that_are_none_are_the_partitions_fault(shards: Any, message: str) -> None:

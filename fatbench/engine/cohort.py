@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fatbench.engine import malicious
@@ -14,8 +15,31 @@ from fatbench.engine.local import Client, LocalTraining, broadcast_loss, train_c
 from fatbench.engine.mixing import aggregate, mix
 from fatbench.engine.randomness import numpy_generator
 from fatbench.engine.rounds import Context, Cost, Mixing, Problem, Tensors, Update
-from fatbench.suite.entry import Passes, passes
-from fatbench.suite.types import rounded_down
+from fatbench.suite.entry import Passes, Unknown, ask, entry_of, passes
+from fatbench.suite.types import ClientRounds, Probability, client_rounds, rounded_down
+
+
+@dataclass(frozen=True)
+class Availability:
+    """Clients that are away: they neither train nor send anything in a round.
+
+    drop: each client of a round is away with this probability, before it trains. late: the first round of clients that
+    come later, counted from 0, such as {3: 5}. A round with no client, or with fewer than the aggregator needs, keeps
+    the model.
+    """
+
+    drop: Probability = 0.0
+    late: ClientRounds | None = None
+
+    def present(self, clients: int, seed: int, round: int) -> list[bool]:
+        """Whether each of the clients is there in a round."""
+        dropped = numpy_generator(seed, "availability", round).random(clients) < self.drop
+        late = client_rounds(self.late)
+        return [not dropped[k] and round >= late.get(k, 0) for k in range(clients)]
+
+
+class TooFewClients(Exception):
+    """A round has no client, or fewer than the aggregator needs: the engine keeps the model, and goes on after it."""
 
 
 class Drawn(list[int]):
@@ -23,10 +47,19 @@ class Drawn(list[int]):
 
 
 def draw_cohort(problem: Problem, round: int, participation: float) -> Drawn:
-    """m = max(1, floor(C K)) clients in random order; the released SFAT depends on the order, so it is always drawn."""
+    """m = max(1, floor(C K)) clients in random order, less those that are away or have no images.
+
+    The released SFAT depends on the order, so it is always drawn. Raises TooFewClients if nobody is left.
+    """
     clients = len(problem.shards)
     m = max(1, rounded_down(participation * clients))
-    return Drawn(numpy_generator(problem.seed, "cohort", round).permutation(clients)[:m].tolist())
+    cohort = Drawn(numpy_generator(problem.seed, "cohort", round).permutation(clients)[:m].tolist())
+    away = problem.availability
+    present = [True] * clients if away is None else away.present(clients, problem.seed, round)
+    cohort[:] = [k for k in cohort if present[k] and len(problem.shards[k])]
+    if not cohort:
+        raise TooFewClients
+    return cohort
 
 
 def train_cohort(
@@ -60,6 +93,8 @@ def train_cohort(
     Raises NoHonestClient for malicious clients alone, unless chance drew them, if their adversary is to see the others:
     what is sent in a round comes from one call.
     """
+    if problem.availability is not None and aggregator is not None and _needs_more(aggregator, len(cohort)):
+        raise TooFewClients
     if not isinstance(cohort, Drawn) and any((sent or {}).get(k, "all") for k in cohort):
         malicious.demand_honest_client(problem, cohort, round)
     measures_broadcast = aggregator is not None and asks(aggregator, "broadcast_losses")
@@ -83,6 +118,27 @@ def train_cohort(
         problem, start_models, updates, round, robust=malicious.tolerates_one(aggregator, len(cohort)),
         objective=local.objective, server=server, context=context,
     )  # fmt: skip
+
+
+def _needs_more(aggregator: Callable[..., Any], clients: int) -> bool:
+    """Whether an aggregator, or one inside it, refuses cells with so many clients in a round."""
+    cell: Any = _OfCohort(clients)
+    for refuse in entry_of(aggregator).refuse:
+        with contextlib.suppress(Unknown):
+            if ask(refuse, aggregator, cell) is not None:
+                return True
+    inner = getattr(aggregator, "keywords", {}).values()
+    return any(_needs_more(function, clients) for function in inner if callable(function))
+
+
+class _OfCohort:
+    """What is known of a cell by the clients of a round alone."""
+
+    def __init__(self, clients: int) -> None:
+        self.cohort = clients
+
+    def __getattr__(self, name: str) -> Any:
+        raise Unknown(name)
 
 
 def _mixed(aggregator: Callable[..., Mixing], updates: list[Update], context: Context) -> Tensors:

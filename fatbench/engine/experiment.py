@@ -14,18 +14,20 @@ from torch import Tensor
 
 from fatbench.engine import measures
 from fatbench.engine.accuracy import accuracy, models_of, most_frequent, natural
+from fatbench.engine.cohort import TooFewClients
 from fatbench.engine.local import pixels
 from fatbench.engine.malicious import AdversaryMemory, finite
 from fatbench.engine.mixing import completed
 from fatbench.engine.randomness import forked, generator
-from fatbench.engine.rounds import Number, Problem, Round, State, Tensors
+from fatbench.engine.rounds import Cost, Number, Problem, Round, State, Tensors
 from fatbench.engine.setup import Setup
-from fatbench.errors import SpecError
+from fatbench.errors import SpecError, shown
 from fatbench.suite.entry import AlgorithmEntry, Entry, ask, entry_of
 from fatbench.suite.types import (
     Algorithm,
     Attack,
     Augment,
+    Availability,
     Count,
     Data,
     Diagnostic,
@@ -66,6 +68,7 @@ def experiment(
     diagnostic: Diagnostic | None = None,
     diagnostic_every: Count | None = None,
     malicious: Malicious | None = None,
+    availability: Availability | None = None,
 ) -> Iterator[tuple[Round, list[Number]]]:
     """Train a cell from `state` on; yield each round with its numbers.
 
@@ -76,13 +79,14 @@ def experiment(
     the device, before augmentation and attacks; augment: what training does to a batch; auxiliary: a data set whose
     first `auxiliary_n` training images the server has, unlabelled; per_class: also accuracies by class; diagnostic: a
     further measurement when the monitor runs; diagnostic_every: only in multiples of this round, and in the last;
-    malicious: clients that deviate.
+    malicious: clients that deviate; availability: clients that are away.
 
     A number that is not finite is left out; the metric `doubt_..._is_not_finite` says so. Raises Diverged if a training
     loss is not finite and no more is the model. With malicious clients, divergence is a result: see `_is_broken`.
     """
     settings = algorithm.keywords  # type: ignore[attr-defined]
     rounds = settings["rounds"]
+    _refuse_clients_without_images(ready.problem, algorithm)
     _refuse_batches_of_one(ready.problem, algorithm)
     # before there are uploads in memory: counting takes a pass of three images
     first_round_numbers = [] if state.round else list(measures.constant_numbers(ready, settings, per_class))
@@ -90,13 +94,18 @@ def experiment(
     last_round: tuple[Round, list[Number]] | None = None
     # what adversaries remember is no part of the state that an algorithm makes anew in every round
     memory = AdversaryMemory(state.server.get("adversary", {}))
-    own_state = replace(state, server={name: kept for name, kept in state.server.items() if name != "adversary"})
-    for algorithm_round in algorithm(replace(ready.problem, adversary=memory), own_state):
+    engines = {"adversary"} if availability is None else {"adversary", DEPLOYED}
+    own_state = replace(state, server={name: kept for name, kept in state.server.items() if name not in engines})
+    own = {} if availability is None else {int(k): tensors for k, tensors in state.server.get(DEPLOYED, {}).items()}
+    for algorithm_round in _rounds(algorithm, replace(ready.problem, adversary=memory), own_state, own):
         # measures look at whole models, as they were trained
         trained = [replace(update, sent=None) for update in algorithm_round.updates]
         result = replace(algorithm_round, updates=completed(trained, algorithm_round.broadcast))
         if memory.kept:
             server = {**result.state.server, "adversary": memory.kept}
+            result = replace(result, state=replace(result.state, server=server))
+        if availability is not None and result.own:  # a round without clients has the models of the one before
+            server = {**result.state.server, DEPLOYED: {str(k): tensors for k, tensors in result.own.items()}}
             result = replace(result, state=replace(result.state, server=server))
         count = result.index + 1
         if malicious is None:
@@ -132,6 +141,10 @@ def experiment(
             yield replace(result, index=rounds - 1), _diverged(ready, count, rounds, monitor is not None, monitor_n)
             return
         numbers = _left_out(numbers, count)
+        if availability is not None:
+            numbers.append(Number("took_part", len(result.updates), count))
+            if not result.updates:
+                numbers.append(Number("doubt_too_few_clients_took_part", 1.0, count))
         refused = max((update.refused for update in result.updates), default=0)
         if refused or malicious is not None:
             numbers.append(Number("uploads_refused", refused, count))
@@ -150,6 +163,22 @@ def experiment(
         )
 
 
+def _rounds(algorithm: Algorithm, problem: Problem, state: State, own: dict[int, Tensors]) -> Iterator[Round]:
+    """The algorithm's rounds. One with too few clients keeps all that there is, and the algorithm goes on after it."""
+    rounds = algorithm.keywords["rounds"]  # type: ignore[attr-defined]
+    while state.round < rounds:
+        try:
+            for result in algorithm(problem, state):
+                state, own = result.state, result.own
+                yield result
+                del result  # frees the uploads
+            return
+        except TooFewClients:
+            start, state, problem.adversary.malicious = state.model, replace(state, round=state.round + 1), 0
+            yield Round(state.round - 1, start, [], None, state, Cost(), own=own)
+
+
+DEPLOYED = "deployed"  # in a state: `Round.own`
 COSTS = ("forward", "backward", "gradient_steps", "bytes_up", "bytes_down", "seconds")
 
 
@@ -176,11 +205,22 @@ def _numbers_after_end(
     return numbers
 
 
+def _refuse_clients_without_images(problem: Problem, algorithm: Any) -> None:
+    """Raise SpecError if a client has no images and the algorithm needs everybody in every round."""
+    empty = [k for k, shard in enumerate(problem.shards) if not len(shard)]
+    while algorithm is not None and "participation" not in algorithm.keywords:
+        inner = (value for value in algorithm.keywords.values() if "rounds" in getattr(value, "keywords", {}))
+        algorithm = next(inner, None)
+    if empty and (algorithm is None or len(empty) == len(problem.shards)):
+        raise SpecError(f"partition: clients {shown(empty)} have no training images, and all train in every round")
+
+
 def _refuse_batches_of_one(problem: Problem, algorithm: Callable[..., Any]) -> None:
     """Raise SpecError if a client's last batch has one example and the network cannot train on one."""
     entry, batch = entry_of(algorithm), getattr(algorithm.keywords.get("local"), "batch", None)  # type: ignore[attr-defined]
     # 1 % batch: with batches of one, every batch is one
-    affected_clients = [k for k, shard in enumerate(problem.shards) if batch and len(shard) % batch == 1 % batch]
+    sizes = {k: len(shard) for k, shard in enumerate(problem.shards) if len(shard)}
+    affected_clients = [k for k, size in sizes.items() if batch and size % batch == 1 % batch]
     if isinstance(entry, AlgorithmEntry) and entry.last_batch is not None:  # clients do not train on shards
         affected_clients, batch = [0] if ask(entry.last_batch, algorithm) == 1 else [], batch or 1
     if not affected_clients:

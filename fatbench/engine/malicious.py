@@ -122,7 +122,7 @@ def deal(
     if malicious.acting("images"):
         images = in_memory(images)
     for adversary in malicious.acting("images"):
-        for k in sorted(malicious.numbers):
+        for k in sorted(k for k in malicious.numbers if len(shards[k])):
             client_images, client_labels = images[shards[k]], labels[shards[k]]
             # a stream a client: whom else the attack has does not change its draws
             noise = functools.partial(generator, seed, "adversary", k, device=images.device)

@@ -24,6 +24,7 @@ Numbers of a round (stage `train`; those per client have `client` set):
 | label_clients | round 1, the class in place of a client: how many clients hold examples of it (per_class) |
 | edge_parameters, edge_flops, edge_step_flops, edge_memory | round 1: what training costs a client (`footprint`) |
 | gradient_steps, forward, backward | what the round cost: optimizer steps, image passes of training |
+| took_part | with `availability`: clients of the round |
 | bytes_up, bytes_down, seconds | bytes on the wire, wall time of training |
 
 The algorithm, its aggregator and the diagnostic may add metrics. If an algorithm has no single global model, accuracies

@@ -45,6 +45,7 @@ class Problem:
     augment: Callable[[Tensor, Generator], Tensor] | None = None  # what training does to a batch before the attack
     auxiliary: Tensor | None = None  # (A, C, H, W) uint8, unlabelled images of the server's own (FedAUX)
     malicious: Any = None  # `malicious.Malicious`: which clients deviate, and how
+    availability: Any = None  # `cohort.Availability`: which clients are away
     recordings: Recordings | None = None  # where steps of the path graphs stay recorded from round to round
     held_out: tuple[Tensor, Tensor] | None = None  # (V, C, H, W) uint8 and labels (V,): images that no client has
     adversary: Any = None  # `malicious.AdversaryMemory`, which the engine keeps

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fatbench.engine import memory, microbatch
+from fatbench.engine.cohort import Availability
 from fatbench.engine.graphs import Recordings
 from fatbench.engine.inject import requested_arguments
 from fatbench.engine.malicious import Malicious, deal
@@ -71,6 +72,7 @@ def setup(
     auxiliary: Callable[..., Any] | None = None,
     auxiliary_n: int | None = None,
     malicious: Malicious | None = None,
+    availability: Availability | None = None,
     **_: Any,
 ) -> Setup:
     """Read the data, hold images out, partition the rest and initialise the model.
@@ -112,7 +114,7 @@ def setup(
     held_out = tensors("validation", dataset.train_images, dataset.train_labels, parts.validation)
     problem = Problem(
         network, images, labels, shards, dataset.classes, seed, runtime.device, runtime.precision, runtime.path, size,
-        augment, unlabelled, malicious,
+        augment, unlabelled, malicious, availability,
         Recordings() if runtime.path == "graphs" else None,
         held_out if validation else None,
     )  # fmt: skip

@@ -43,8 +43,7 @@ def split(
     """Take the first `train` images after `train_from`, hold `validation` of them out, deal the rest to clients.
 
     The validation images are the same for every seed and method of a data set; the partition depends on the seed.
-    Raises ValueError if these labels cannot be partitioned, or if the partition gives what `dealt` refuses or a client
-    no examples.
+    Raises ValueError if these labels cannot be partitioned, or if the partition gives what `dealt` refuses.
     """
     labels = dataset.train_labels[train_from:][:train]
     writers = None if dataset.writers is None else dataset.writers[train_from:][:train]
@@ -63,9 +62,8 @@ def split(
         shuffled = numpy_generator(seed, "client_holdout", k).permutation(shard) if held_count else shard
         shards_kept.append(shuffled[held_count:])
         held_out.append(shuffled[:held_count])
-    if empty_clients := [k for k, shard in enumerate(shards_kept) if len(shard) == 0]:
-        raise ValueError(f"partition: clients {empty_clients} have no training examples")
-    doubts = {doubt: float(count) for doubt, count in repeated(shards).items() if count}
+    counts = {**repeated(shards), "clients have no images": sum(len(shard) == 0 for shard in shards_kept)}
+    doubts = {doubt: float(count) for doubt, count in counts.items() if count}
     return Split(remaining + train_from, order[:validation] + train_from, shards_kept, held_out, doubts)
 
 

@@ -18,6 +18,7 @@ from fatbench.settings import PRECISIONS
 from fatbench.suite import calls, facts
 from fatbench.suite.entry import AlgorithmEntry
 from fatbench.suite.model import Key
+from fatbench.suite.types import client_rounds
 
 
 @dataclass(frozen=True)
@@ -210,10 +211,24 @@ def _check_against_data(spec: calls.Call, location: str) -> None:
             )
     if spec["malicious"] is not None:
         _refuse_malicious(spec, f"{location}: malicious")
+    if spec["availability"] is not None:
+        _refuse_availability(spec, f"{location}: availability")
     if spec["diagnostic"] is not None and spec["monitor"] is None:
         raise SpecError(
             f"{location}: diagnostic: needs 'monitor', because it looks at the images that the monitor attacks"
         )
+
+
+def _refuse_availability(spec: Mapping[str, Any], location: str) -> None:
+    """SpecError if a client that comes late does not exist, or the algorithm needs all clients in every round."""
+    clients, late = spec["partition"].get("clients"), client_rounds(spec["availability"]["late"])
+    if clients and late and max(late) >= clients:
+        raise SpecError(f"{location}: late: no client {max(late)}: the {clients} clients count from 0")
+    algorithm = spec["algorithm"]
+    while algorithm.wrapped_call is not None:
+        algorithm = algorithm.wrapped_call
+    if "participation" not in algorithm:
+        raise SpecError(f"{location}: {algorithm['name']} needs all clients in every round: no setting 'participation'")
 
 
 def _refuse_malicious(spec: Mapping[str, Any], location: str) -> None:

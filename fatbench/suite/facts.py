@@ -30,7 +30,7 @@ from fatbench.suite.entry import (
     ask,
 )
 from fatbench.suite.signatures import known_functions, place_of
-from fatbench.suite.types import number, rounded_down
+from fatbench.suite.types import client_rounds, number, rounded_down
 
 
 def of_data(spec: Mapping[str, Any]) -> Images:
@@ -105,6 +105,14 @@ class Facts:
     def cohort(self) -> int:
         """Clients in a round."""
         return _or_unknown(self.clients and cohort(self.spec), "cohort")
+
+    @property
+    def present(self) -> float:
+        """Clients that take part in an average round: the cohort without those that are away."""
+        availability, rounds = self.spec.get("availability") or {}, self.spec["algorithm"]["rounds"]
+        late = sum(min(first, rounds) for first in client_rounds(availability.get("late")).values())
+        there = (1 - float(number(availability.get("drop", 0)))) * (1 - late / (rounds * self.clients))
+        return self.cohort * there if availability else self.cohort
 
     @property
     def malicious(self) -> int:

@@ -62,6 +62,7 @@ CLASSES = {
     "Local": ("fatbench.engine.local", "LocalTraining"),
     "Server": ("fatbench.engine.optimizers", "ServerTraining"),
     "Malicious": ("fatbench.engine.malicious", "Malicious"),
+    "Availability": ("fatbench.engine.cohort", "Availability"),
 }
 
 OF_A_ROUND = ("broadcast", "last_layer", "malicious", "cohort", "round", "generator")  # of a round's uploads

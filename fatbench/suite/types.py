@@ -93,6 +93,22 @@ def _clients(value: int | str) -> int | str:
 
 
 Clients = Annotated[int | str, AfterValidator(_clients), Named("Clients")]
+
+
+def _client_rounds(value: Any) -> Any:
+    """A mapping {client: round}, or its text "3:5,7:10", as the text in the order of the clients."""
+    text = ",".join(f"{k}:{round}" for k, round in value.items()) if isinstance(value, Mapping) else value
+    if isinstance(text, str) and re.fullmatch(r"\s*\d+\s*:\s*\d+\s*(,\s*\d+\s*:\s*\d+\s*)*", text):
+        return ",".join(f"{k}:{round}" for k, round in sorted(client_rounds(text).items()))
+    raise ValueError("expected clients and a round of each, such as {3: 5}")
+
+
+def client_rounds(text: str | None) -> dict[int, int]:
+    """{client: round} of the text of `ClientRounds`."""
+    return {int(k): int(round) for k, round in (pair.split(":") for pair in text.split(","))} if text else {}
+
+
+ClientRounds = Annotated[str, BeforeValidator(_client_rounds), Named("ClientRounds")]
 Pairs = Annotated[  # of clients, from 0, and the server
     str,
     _matching(r"\s*(\d+|server)-(\d+|server)\s*(,\s*(\d+|server)-(\d+|server)\s*)*", "pairs such as 0-3,0-server"),
@@ -131,6 +147,7 @@ Manipulation = Annotated[Callable[..., Any], Named("Manipulation")]
 Local = Annotated[Any, Named("Local")]
 Server = Annotated[Any, Named("Server")]
 Malicious = Annotated[Any, Named("Malicious")]
+Availability = Annotated[Any, Named("Availability")]
 
 # --- types and their names ------------------------------------------------------------------------------------------
 

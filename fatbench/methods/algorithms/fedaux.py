@@ -182,6 +182,12 @@ def auxiliary_images(cell: Facts) -> str | None:
     return None if cell.auxiliary else "auxiliary: fedaux needs unlabelled images: name a data set"
 
 
+def everybody(cell: Facts) -> str | None:
+    """Refuse clients that are away."""
+    reason = "availability: fedaux needs the scores of all clients at its start"
+    return reason if cell.spec.get("availability") else None
+
+
 def ensemble(
     problem: Problem, updates: Sequence[Update], scores: Tensor, images: Tensor, batch: int, batch_statistics: bool
 ) -> Tensor:
@@ -199,7 +205,7 @@ FEDAUX = AlgorithmEntry(
     fedaux,
     foreseeable=True,
     work=work,
-    refuse=(auxiliary_images,),
+    refuse=(auxiliary_images, everybody),
     example={"distillation_batch": 8},
     cites=("sattler2021",),
 )

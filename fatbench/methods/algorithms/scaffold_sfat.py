@@ -47,7 +47,7 @@ def scaffold_sfat(
     names = floats if buffers else trainable(problem.model)
     # released: S = lr * (initial model) with lr = 1e-4, so in units of displacement the copy is the model times 1e-4
     start = {name: (1e-4 * state.model[name] if copy_start else torch.zeros_like(state.model[name])) for name in names}
-    if copy_start and state.round > 0:
+    if "start" in state.server:
         start = state.server["start"]
     s = state.server.get("s", start)
     start_state = {"start": dict(start)} if copy_start else {}

@@ -32,11 +32,11 @@ def clients_train(
     cohort: float | None = None,
     aggregator: Callable[..., Any] | None = None,
 ) -> Work:
-    """Local training of `cohort` clients in each round (default: those of the cell), and the stored model.
+    """Local training of `cohort` clients in each round (default: those who are there), and the stored model.
 
     If the aggregator asks for `broadcast_losses`, each client computes its objective once more, without a step.
     """
-    m = cell.cohort if cohort is None else cohort
+    m = cell.present if cohort is None else cohort
     measures_broadcast = aggregator is not None and asks(aggregator, "broadcast_losses")
     total, images = Work(disk=cell.size), m * cell.client_images
     rounds_by_settings = Counter((local.epochs_in(t), local.objective_in(t)) for t in range(rounds))
@@ -62,18 +62,18 @@ def adversarial_and_standard_train(
     aggregator: Callable[..., Any],
 ) -> Work:
     """Clients 0 to `adversarial` - 1 train on the objective of `local`, the others on `standard`."""
-    adversarial_cohort = cell.cohort * adversarial / cell.clients
+    adversarial_cohort = cell.present * adversarial / cell.clients
     standard_local = replace(local, objective=standard, warmup=None, warmup_rounds=0)
     adversarial_work = clients_train(cell, local, rounds, cohort=adversarial_cohort, aggregator=aggregator)
     standard_work = clients_train(
-        cell, standard_local, rounds, cohort=cell.cohort - adversarial_cohort, aggregator=aggregator
+        cell, standard_local, rounds, cohort=cell.present - adversarial_cohort, aggregator=aggregator
     )
     return adversarial_work + replace(standard_work, disk=0.0)
 
 
 def models_cross(cell: Facts, rounds: int, *, models_up: float = 1, models_down: float = 1, part: float = 1) -> Work:
     """Models sent up and down by every client of each round; part: the share of a model's weights that is sent."""
-    bytes_each = rounds * cell.cohort * part * cell.size
+    bytes_each = rounds * cell.present * part * cell.size
     return Work(bytes_up=models_up * bytes_each, bytes_down=models_down * bytes_each)
 
 

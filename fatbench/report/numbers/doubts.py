@@ -61,6 +61,7 @@ WORDS = {  # code -> what is printed; {value}, {against} and {metric} are the do
     "files_are_not_read": "files in the folders of its classes that are not read: {value:.0f}",
     "training_images_are_dealt_to_a_client_twice": "{value:.0f} training images are dealt to a client twice",
     "training_images_are_dealt_to_several_clients": "{value:.0f} training images are dealt to several clients",
+    "clients_have_no_images": "{value:.0f} clients have no training images and take no part",
     "chance": f"natural accuracy is at chance {_TEST}",
     "majority": f"not above the most frequent class {_TEST}",
     "order": "{metric} exceeds {against} by more than 3 standard errors",
