@@ -222,15 +222,19 @@ def test_a_last_batch_of_one_is_refused_before_the_first_round():
     """Where the partition alone says how many examples each has: 4, 4 and 5 in batches of four."""
     flat = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.LazyLinear(4), torch.nn.BatchNorm1d(4))
     flat(torch.zeros(2, 1, 12, 12))
+
+    def batches(batch):
+        return partial(ALGORITHMS["fedavg"], local=local(batch=batch))
+
     with pytest.raises(SpecError) as error:
-        _refuse_batches_of_one(small_problem(flat), 4)
+        _refuse_batches_of_one(small_problem(flat), batches(4))
     assert str(error.value).startswith("local.batch: 4: the last batch of client 2 has one example, and batch norm")
     with pytest.raises(SpecError, match="the last batch of 3 clients, such as 0, has one"):
-        _refuse_batches_of_one(small_problem(flat), 1)
+        _refuse_batches_of_one(small_problem(flat), batches(1))
     for batch in (5, 8, None):
-        _refuse_batches_of_one(small_problem(flat), batch)
+        _refuse_batches_of_one(small_problem(flat), batches(batch))
     before = torch.get_rng_state()
-    _refuse_batches_of_one(small_problem("small_cnn"), 4)  # its feature maps are larger than one pixel
+    _refuse_batches_of_one(small_problem("small_cnn"), batches(4))  # its feature maps are larger than one pixel
     assert torch.equal(before, torch.get_rng_state())
 
 
