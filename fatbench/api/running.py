@@ -17,6 +17,7 @@ from fatbench.runner.run_options import run_options
 from fatbench.store.opening import opened
 from fatbench.suite import cost, files
 from fatbench.suite.files import Suite
+from fatbench.suite.tuning import demand_validation
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -84,6 +85,7 @@ def run(
     seeds: Seeds = None,
     override: Overrides = (),
     attacks: str | Sequence[str] = (),
+    tune: bool = False,
     plugins: Plugins = (),
     quiet: bool = False,
     jobs: int | None = None,
@@ -110,7 +112,8 @@ def run(
     last line of the traceback. One that was computed with other data, models or plug-ins than those of now is
     "changed".
 
-    suite, preset, where, seeds, override, attacks: which cells, as for `plan`.
+    suite, preset, where, seeds, override, attacks: which cells, as for `plan`. tune: the trials of the suite's section
+    `tune` instead; once all are done, the choices are written.
     quiet: without a line on stderr for every cell.
     jobs: cells side by side. device: "cpu", "cuda" or "cuda:0,1". per_gpu: cells side by side on a GPU; default: what
     fits. executor: "local", "ray" or "slurm". precision: "fp32", "tf32" or "bf16"; attack_precision: of the evaluation.
@@ -132,6 +135,7 @@ def run(
 
     from fatbench.report.numbers import sql_tables
     from fatbench.runner import cell_labels, live_log, progress, start
+    from fatbench.runner.tuning import write_choices
 
     options = run_options(
         jobs=jobs, device=device, per_gpu=per_gpu, executor=executor, precision=precision,
@@ -142,9 +146,13 @@ def run(
     if options.executor == "local":  # the others' workers are started by a command, which imports no script
         _guarded()
     with plugged(plugins, options.db):
-        chosen_suite = suite_of(suite, override)
+        tuned_suite = chosen_suite = suite_of(suite, override)
+        if tune:
+            chosen_suite = tuned_suite.trials()
         suite_plan = chosen_suite.plan(preset, seed_list(seeds), filter_text(where), names(attacks))
         report.check(chosen_suite, suite_plan)
+        if tune:
+            demand_validation(suite_plan.cells)
     lines, has_failures = Lines(f"suite {suite_plan.suite}, preset {suite_plan.preset}", quiet), False
     try:
         cells = [cell.id for cell in suite_plan.to_run()]
@@ -159,6 +167,8 @@ def run(
         lines.close()
     with opened(options.db) as store:
         rows = progress.cells_of(suite_plan, store)
+        if tune and store is not None and not options.dry_run:
+            write_choices(tuned_suite, preset, store)
     # workers that died at once have stored nothing that a row could show
     if has_failures and lines.died and not {row.status for row in rows} & {"done", "failed"}:
         raise MachineError(

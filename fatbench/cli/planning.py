@@ -68,7 +68,7 @@ def plan(
     from fatbench.suite import cost as planning
     from fatbench.suite import weights
 
-    _, suite_plan = plan_of(target[0], preset, where, seeds, attack, override)
+    suite, suite_plan = plan_of(target[0], preset, where, seeds, attack, override)
     gpu, unseen, cells = None if on == HERE else on, None, suite_plan.to_run()
     if gpu is not None:
         bits, attacks = settings.precision(training), settings.attack_precision(attacks_in)
@@ -91,6 +91,9 @@ def plan(
                     **({"schedule": vars(schedule) if schedule else None} if jobs else {})})  # fmt: skip
         return
     show.plan(suite_plan, works, planning.total(works.values()), time, gpu)
+    if suite_plan.untuned:
+        trials = len(suite.trials().plan(suite_plan.preset).to_run())
+        print(f"before them {trials} trials, for no row is tuned yet: {suite_plan.untuned}")
     if changed:
         print("\n".join(versions.lines(changed)))
     if jobs is not None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from contextlib import nullcontext
 from functools import partial
 from typing import Annotated
 
+from fatbench import settings
 from fatbench.cli import options as opt
 from fatbench.cli.completing import one_of
 from fatbench.cli.helping import quietness
@@ -37,6 +39,10 @@ def run(
         str | None,
         Option("--rerun", metavar="WHICH", help="Run again: failed, changed; a cell changes with its data or plug-in."),
     ] = None,
+    tune: Annotated[
+        bool,
+        Option("--tune", help="Run what the suite's rows try before they are compared, and write what each chooses."),
+    ] = False,
     dry_run: opt.DryRun = False,
 ) -> None:
     """Train and attack every cell that is not done yet; the same command again resumes.
@@ -60,12 +66,27 @@ def run(
         from fatbench.report.numbers import sql_tables
         from fatbench.runner import cell_labels, start
         from fatbench.runner.live_log import add_writer
+        from fatbench.runner.tuning import write_choices
+        from fatbench.store.stages import Store
+        from fatbench.suite import files, tuning
 
-        suite, plan = plan_of(target[0], preset, where, seeds, attack, override)
+        name = tuning.name_of_trials(target[0]) if tune else target[0]
+        suite, plan = plan_of(name, preset, where, seeds, attack, override)
+        if tune:
+            tuning.demand_validation(plan.cells)
         cells = [cell.id for cell in plan.to_run()]
         mark = partial(cell_labels.mark_current, suite, plan.preset)
         judged = nullcontext() if dry_run else sql_tables.judged(None, cells, mark)
         one = "" if is_suite(target[0]) else f"cell {plan.cells[0].id} of "
         watching = Watch(f"{one}suite {plan.suite}, preset {plan.preset}", quietness())
-        with watching as watch, add_writer(watch, options) as observer, judged:
-            start.run(start.jobs_of(plan), observer, options)
+        try:
+            with watching as watch, add_writer(watch, options) as observer, judged:
+                start.run(start.jobs_of(plan), observer, options)
+        except SystemExit as end:
+            if not (tune and end.code == 1):  # 1: a cell has failed; a trial that diverged is an answer
+                raise
+        if tune and not dry_run:
+            tuned = files.load(files.name_with_settings(target[0], override))
+            with Store.open(settings.database(None)) as store:
+                file = write_choices(tuned, plan.preset, store)
+            print(f"fatbench: wrote {file}; fatbench run {tuned.name} --preset {plan.preset} compares", file=sys.stderr)

@@ -44,7 +44,12 @@ EXECUTORS = ("local", "ray", "slurm")
 
 
 def jobs_of(plan: Plan) -> list[Job]:
-    """A plan's cells as jobs, each once; a cell whose model another one begins with comes before it."""
+    """A plan's cells as jobs, each once; a cell whose model another one begins with comes before it.
+
+    SpecError: its rows are to be tuned first.
+    """
+    if plan.untuned:
+        raise SpecError(f"suite {plan.suite} tunes each row before it is compared: {plan.untuned}")
     points: dict[str, list[Point]] = {}
     for point in cell_labels.points_of(plan):
         points.setdefault(point.cell, []).append(point)

@@ -119,6 +119,8 @@ class Plan:
     added: tuple[str, ...] = ()  # metrics that `--attack` adds to those of the preset
     baseline: tuple[str, str] | None = None  # (axis, label)
     where: str = field(default="", compare=False)  # the filter (-k) that selected these cells
+    tuned: str = field(default="", compare=False)  # what each row tried and chose
+    untuned: str = field(default="", compare=False)  # the command that tunes its rows, until it has run
     resolved: bool = field(default=False, compare=False)  # True: the cells' ids are those of the runs to read
 
     def to_run(self) -> list[Cell]:

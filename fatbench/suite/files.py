@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from fatbench.errors import SpecError, did_you_mean
-from fatbench.suite import asked, language, model, plugins, signatures, trees
+from fatbench.suite import asked, language, model, plugins, signatures, trees, tuning
 from fatbench.suite.cells import Plan
 from fatbench.suite.declared_contrasts import Tests
 from fatbench.suite.filters import select
@@ -115,6 +115,15 @@ class Suite:
             plan = expansion.plan(seeds, points_wanted={tuple(cell.key.items()) for cell in wanted_cells})
         return select(plan, where) if where else plan
 
+    def trials(self) -> Suite:
+        """The suite of the cells that its section `tune` tries. SpecError: it has none."""
+        try:
+            of_trials = read_suite(tuning.trials(self.contents, self.tree), self.file)
+        except SpecError as error:
+            raise error.at(self.places) from None
+        settings = split_settings(self.name)[1]
+        return override_settings(of_trials, settings) if settings else of_trials
+
     def beside(self, name: str) -> Suite:
         """The suite that this one names by its file, which may lie beside this one, or by its name."""
         neighbour = self.file.parent / name
@@ -161,7 +170,14 @@ def load(name: str) -> Suite:
     "NAME+model.width=8+train=600" is the suite with these settings in every cell. SpecError for any mistake.
     """
     name, settings = split_settings(name)
-    file = locate(name)
+    try:
+        file = locate(name)
+    except SpecError:
+        path = Path(name)
+        tuned = path.with_name(f"{path.stem.removesuffix(tuning.SUFFIX)}{path.suffix}")
+        if tuned == path:
+            raise
+        return load("+".join([str(tuned), *settings])).trials()
     tree, sources = _resolve(file)
     places = Places(str(file), tuple(sources))
     for plugin in tree.get("plugins", ()):

@@ -20,7 +20,7 @@ def available() -> dict[str, Path]:
     file_by_name: dict[str, Path] = {}
     for folder in folders():
         if folder.is_dir():
-            for file in sorted(folder.glob("*.yaml")):
+            for file in sorted(file for file in folder.glob("*.yaml") if "." not in file.stem):
                 file_by_name.setdefault(file.stem, file)
     return dict(sorted(file_by_name.items()))
 
@@ -51,6 +51,7 @@ PAPERS = {
     "fat-byzantine": "Comparisons of our own",
     "fat-adaptive": "Comparisons of our own",
     "fat-transfer": "Comparisons of our own",
+    "fat-tuned": "Comparisons of our own",
     "privacy": "Comparisons of our own",
     "vit": "Networks that other suites begin with",
 }

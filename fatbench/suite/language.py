@@ -27,6 +27,7 @@ from fatbench.suite import (
     standard_attacks,
     threats,
     trees,
+    tuning,
     weights,
 )
 from fatbench.suite.cells import Cell, Evaluation, Plan, TransferOrigin
@@ -118,6 +119,7 @@ class Suite(Protocol):
     @property
     def settings(self) -> Tree: ...
     def beside(self, name: str) -> Suite: ...
+    def trials(self) -> Suite: ...
 
 
 class Expansion:
@@ -147,6 +149,7 @@ class Expansion:
             *((("grid", "overrides", i, "set"), override) for i, override in enumerate(contents.grid.overrides)),
             ((*of_preset, "set"), Override(set=self.preset.set)),
             *(((*of_preset, "overrides", i, "set"), override) for i, override in enumerate(self.preset.overrides)),
+            *self._tuned(),
             *([(("--set",), Override(set=suite.settings))] if suite.settings else ()),
         ]
         written = suite.tree.get("evaluate") or {}
@@ -171,6 +174,22 @@ class Expansion:
         self._settings_of_labels = functools.cache(self._merged_labels)
         self._evaluations: dict[object, tuple[Evaluate, tuple[Evaluation, ...], list[Layer]]] = {}
         self._origin_cells: dict[tuple[str, str], list[Cell]] = {}  # (suite, labels) -> its cells
+
+    def _tuned(self) -> Iterator[tuple[Keys, Override]]:
+        """The choices of a suite that tunes its rows; none before its trials have run, as `untuned` then says."""
+        self.tuned = self.untuned = ""
+        if (tune := self.contents.tune) is None:
+            return
+        command = f"fatbench run {self.suite.name} --preset {self.name} --tune"
+        file = tuning.tuned_file(self.suite.name, self.name, self.suite.file.parent)
+        if not file.is_file():
+            self.untuned = command
+            return
+        tuned = trees.read(file)[0]
+        cells_of_trials = Expansion(self.suite.trials(), self.name, refuse=False).plan().cells
+        for override in tuning.overrides(tune, tuned, cells_of_trials, file, command):
+            yield ("tune",), override
+        self.tuned = tuning.sentence(tune, tuned)
 
     def plan(
         self,
@@ -214,8 +233,9 @@ class Expansion:
             planned = self._with_transfers(planned, evaluate_by_cell)
         checkpoints: list[str] = [*self.evaluate.checkpoints]
         return Plan(
-            suite.name, self.name, preset.note, planned, checkpoints, excluded, tuple(self.attacks), contents.baseline
-        )
+            suite.name, self.name, preset.note, planned, checkpoints, excluded, tuple(self.attacks), contents.baseline,
+            tuned=self.tuned, untuned=self.untuned,
+        )  # fmt: skip
 
     def _cells_of_point(self, key: Key, seeds: Sequence[int]) -> tuple[list[Cell], tuple[Evaluate, list[Layer]] | None]:
         """(the cells of a point, one a seed; `evaluate` and its layers, if it has transfers)."""

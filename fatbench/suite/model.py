@@ -5,6 +5,7 @@ The settings of a cell are checked elsewhere, against the functions that receive
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal, TypeVar, get_args
@@ -340,6 +341,35 @@ class Preset(Node):
             if not axis_labels:
                 raise Misfit(f"no label is left on axis '{axis}': the grid is empty", axis)
         return labels_by_axis
+
+
+MOST_TUNED, MOST_TRIALS = 2, 12  # settings; combinations of their values
+
+
+def _tried(value: Any) -> dict[str, list[Any]]:
+    """path of a setting -> the values to try; the first is taken where others are no better."""
+    settings = mapping(value)
+    for path, values in settings.items():
+        if not path.startswith("algorithm.") or path.rpartition(".")[2] in ("rounds", "epochs"):
+            raise ValueError(f"expected a setting of the algorithm such as algorithm.local.lr, got '{path}'")
+        if not isinstance(values, list) or len({str(one) for one in values}) != len(values) or not values:
+            raise ValueError(f"{path}: expected a list of different values, got {values!r}")
+    if not 1 <= len(settings) <= MOST_TUNED:
+        raise ValueError(f"expected one setting or {MOST_TUNED}, got {len(settings)}")
+    number = math.prod(map(len, settings.values()))
+    if not 2 <= number <= MOST_TRIALS:
+        raise ValueError(f"expected 2 to {MOST_TRIALS} combinations, got {number}")
+    return settings
+
+
+class Tune(Node):
+    """What every row tries before it is compared, and how its choice is made."""
+
+    settings: Annotated[dict[str, list[Any]], PlainValidator(_tried, json_schema_input_type=dict[str, list[Any]])]
+    by: Text = "natural"  # an attack of `evaluate`; on validation images
+    seeds: Seeds
+    worst_over: Condition = Field(default={})  # rows that differ in these axes alone share a choice
+    n: Count | None = None  # the first n validation images
 
 
 def _presets(value: Any) -> dict[str, Any]:

@@ -34,6 +34,7 @@ from fatbench.suite.model import (
     Presets,
     Seeds,
     Text,
+    Tune,
     known_axis,
     known_label,
     labels,
@@ -416,6 +417,7 @@ class Contents(Node):
     grid: GridSpec = GridSpec()
     evaluate: Evaluate = Evaluate()
     presets: Presets
+    tune: Tune | None = None
     tables: list[Table] = Field(default=[])
     figures: Annotated[list[Figure], AfterValidator(distinct)] = Field(default=[])
     tests: Annotated[list[Tests], BeforeValidator(as_list, json_schema_input_type=Tests | list[Tests])] = Field(

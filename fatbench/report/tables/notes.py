@@ -89,6 +89,10 @@ def notes(
     trained_here = plan.suite != EVALUATED
     if trained_here:
         yield "suite", f"{plan.suite}, preset {plan.preset}. {plan.note}".removesuffix(". ")
+    if plan.untuned:
+        yield "tuning", f"no row is tuned yet: {plan.untuned}"
+    if plan.tuned:
+        yield "tuning", plan.tuned
     if plan.where and trained_here:
         yield "filter", f"{plan.where}; other cells are neither shown nor compared with"
     yield "data", data_note(facts, cells, grid.words)

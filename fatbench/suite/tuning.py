@@ -1,0 +1,204 @@
+"""Equal tuning: every row of a suite tries the same values, on validation images, with seeds of its own.
+
+    tune:
+      settings: {algorithm.local.lr: [0.01, 0.02, 0.05], algorithm.local.momentum: [0, 0.9]}
+      by: pgd20
+      seeds: [100, 101]
+      worst_over: {adversary: [none, ALIE]}      # these rows share a choice, made in the worst of these cases
+
+A trial is an ordinary cell, of the suite "NAME-trials" that `trials` derives: it runs, resumes and is verified as any.
+`choices` reads their accuracies, and the suite's overrides begin with a file of choices that a person can review.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fatbench.errors import SpecError, did_you_mean
+from fatbench.suite.cells import Cell, digest
+from fatbench.suite.model import Key, Override, Tune
+from fatbench.suite.trees import Tree, merge
+
+if TYPE_CHECKING:
+    from fatbench.suite.tables import Contents
+
+SUFFIX = "-trials"
+AXIS = "trial"
+ENDING = ".tuned.yaml"
+
+
+# --- the trials -----------------------------------------------------------------------------------------------------
+
+
+def settings_by_label(tune: Tune) -> dict[str, Tree]:
+    """label -> settings of each trial: {"lr=0.01 momentum=0": {"algorithm": {"local": {...}}}}."""
+    found = {}
+    for values in itertools.product(*tune.settings.values()):
+        label = " ".join(
+            f"{path.rpartition('.')[2]}={value}" for path, value in zip(tune.settings, values, strict=True)
+        )
+        found[label] = functools.reduce(merge, map(_nested, tune.settings, values))
+    return found
+
+
+def _nested(path: str, value: Any) -> Tree:
+    return functools.reduce(lambda inner, key: {key: inner}, reversed(path.split(".")), value)
+
+
+def trials(contents: Contents, tree: Tree) -> Tree:
+    """The suite of a suite's trials. SpecError: it tunes nothing, or by what it does not measure.
+
+    In place of test images, of which a trial has one, the monitor looks at the validation images in the last round.
+    """
+    if contents.tune is None:
+        raise SpecError(f"suite '{contents.name}' has no section 'tune'")
+    tune, labels = contents.tune, [*settings_by_label(contents.tune)]
+    grid, axes = contents.grid, contents.axes
+    of_trials = [{"when": {AXIS: label}, "set": settings} for label, settings in settings_by_label(tune).items()]
+    presets = {}
+    for name, preset in contents.presets.items():
+        if shared := sorted({*tune.seeds} & {*(preset.seeds or contents.seeds)}):
+            problem = f"seed {shared[0]} is also one of preset {name}: tune with others"
+            raise SpecError(problem).below("seeds").below("tune")
+        attacks = merge(tree.get("evaluate") or {}, preset.evaluate).get("attacks") or {}
+        monitor = {"name": "natural"} if tune.by == "natural" else attacks.get(tune.by)
+        if not isinstance(monitor, dict) or any(isinstance(value, list) for value in monitor.values()):
+            hint = "" if tune.by in attacks else did_you_mean(tune.by, attacks)
+            hint = hint or f": name an attack of preset {name} that has one radius"
+            raise SpecError(f"cannot tune by '{tune.by}'{hint}").below("by").below("tune")
+        asked = {"monitor": monitor, "monitor_every": 1_000_000, "monitor_n": tune.n, "test": 1, "diagnostic": None}
+        written = (tree.get("presets") or {}).get(name) or {}
+        kept = {axis: written["axes"].get(axis, list(axes[axis])) for axis in axes} if preset.axes is not None else {}
+        presets[name] = {
+            **{key: written[key] for key in ("note", "base", "set") if key in written},
+            "axes": {**kept, **tune.worst_over},
+            "include": [{**item, AXIS: labels} for item in preset.include],
+            "overrides": [*(written.get("overrides") or ()), {"set": asked}, *of_trials],
+        }
+    written_grid = tree.get("grid") or {}
+    product = list(axes) if grid.product is None else grid.product
+    return {
+        **{key: tree[key] for key in ("plugins", "threat", "base") if key in tree},
+        "name": f"{contents.name}{SUFFIX}",
+        "title": f"{contents.title}: what was tried before",
+        "description": f"Derived from the section 'tune' of {contents.name}.",
+        "seeds": tune.seeds,
+        "axes": {**tree.get("axes", {}), AXIS: {label: {} for label in labels}},
+        "grid": {
+            **written_grid,
+            "product": [*product, AXIS] if product or not axes else [],
+            "include": [{**item, AXIS: labels} for item in grid.include],
+        },
+        "presets": presets,
+        "tables": [
+            {
+                "id": "trials",
+                "title": f"Accuracy on validation images under {tune.by} (%)",
+                "rows": list(axes),
+                "across": [AXIS],
+                "values": {"validation": f"train:{metric(tune)}"},
+            }
+        ],
+    }
+
+
+def name_of_trials(suite: str) -> str:
+    """The name, or the file, of a suite's trials: "fat-tuned-trials+train=60", "mine-trials.yaml"."""
+    base, plus, settings = suite.partition("+")
+    path = Path(base)
+    return f"{path.with_name(f'{path.stem}{SUFFIX}{path.suffix}')}{plus}{settings}"
+
+
+def metric(tune: Tune) -> str:
+    """The metric of a trial's training by which it is judged."""
+    return "val_natural" if tune.by == "natural" else "val_monitor"
+
+
+def demand_validation(cells: Iterable[Cell]) -> None:
+    """SpecError for a trial without validation images."""
+    for cell in cells:
+        if not cell.spec["validation"]:
+            labels = ", ".join(cell.key.values())
+            raise SpecError(f"{labels}: tuning needs images that no client has: set 'validation: N'")
+
+
+# --- the choices ----------------------------------------------------------------------------------------------------
+
+
+def choices(tune: Tune, cells: Sequence[Cell], accuracies: Mapping[str, float]) -> list[Tree]:
+    """A row's labels, its choice and the value of each trial, for each row; what `tuned_file` holds.
+
+    cells: all trials of a preset. accuracies: cell -> fraction of the validation images; 0 of one that diverged. The
+    value of a trial is the worst, over `worst_over`, of the means over seeds. The largest is chosen; of those within
+    half an image of it, the first.
+    """
+    of_row: dict[tuple[tuple[str, str], ...], dict[str, dict[Any, list[float]]]] = {}
+    images = min(one for one in (cells[0].spec["validation"], tune.n) if one is not None)
+    for cell in cells:
+        row = tuple((axis, label) for axis, label in cell.key.items() if axis not in (AXIS, *tune.worst_over))
+        case = tuple(cell.key.get(axis) for axis in tune.worst_over)
+        of_case = of_row.setdefault(row, {}).setdefault(cell.key[AXIS], {})
+        of_case.setdefault(case, []).append(accuracies[cell.id])
+    found = []
+    for row, of_trial in of_row.items():
+        values = {trial: min(math.fsum(one) / len(one) for one in of_trial[trial].values()) for trial in of_trial}
+        chosen = next(trial for trial, value in values.items() if value >= max(values.values()) - 1 / (2 * images))
+        rounded = {trial: round(value, 6) for trial, value in values.items()}
+        found.append({"when": dict(row), "trial": chosen, "accuracy": rounded})
+    return found
+
+
+def trials_digest(cells: Iterable[Cell]) -> str:
+    """What a file of choices was made from: a hash of the ids of all its trials."""
+    return digest(sorted(cell.id for cell in cells))[:16]
+
+
+def tuned_file(suite: str, preset: str, folder: Path) -> Path:
+    """The file of a preset's choices: beside the suite if it is there, else in the working directory."""
+    name = f"{suite}.{preset}{ENDING}"
+    return folder / name if (folder / name).is_file() else Path(name)
+
+
+def overrides(tune: Tune, tuned: Tree, cells: Sequence[Cell], file: Path, command: str) -> list[Override]:
+    """The choices of a file as overrides. SpecError: they were made from other trials than those of the suite."""
+    if tuned.get("trials") != trials_digest(cells):
+        asked = tune.model_dump(mode="json")
+        other = next((key for key, value in asked.items() if (tuned.get("tune") or {}).get(key) != value), "")
+        what = f"with other {other}" if other else "from cells with other settings"
+        raise SpecError(f"{file}: chosen {what} than those of the suite: {command}")
+    by_label = settings_by_label(tune)
+    try:
+        return [Override.model_construct(when=_labels(row["when"]), having={}, set=by_label[row["trial"]])
+                for row in tuned["rows"]]  # fmt: skip
+    except (KeyError, TypeError, AttributeError):
+        raise SpecError(f"{file}: not a file of choices: {command}") from None
+
+
+def _labels(key: Key) -> dict[str, list[str]]:
+    return {axis: [str(label)] for axis, label in key.items()}
+
+
+def sentence(tune: Tune, tuned: Tree) -> str:
+    """What was tried and chosen, for the notes of a table."""
+    tried = ", ".join(f"{path.removeprefix('algorithm.')} {values}" for path, values in tune.settings.items())
+    chosen = []
+    for row in tuned["rows"]:
+        settings = dict(zip(tune.settings, str(row["trial"]).split(), strict=True))
+        at_edge = any(
+            len(values) > 2 and settings[path].partition("=")[2] in (str(values[0]), str(values[-1]))
+            for path, values in tune.settings.items()
+        )
+        edge = " (at the edge of the grid)" if at_edge else ""
+        chosen.append(f"{', '.join(row['when'].values()) or 'all rows'}: {row['trial']}{edge}")
+    cases = sum(1 for _ in itertools.product(*tune.worst_over.values()))
+    worst = f", the worst of {cases} cases" if cases > 1 else ""
+    number = len(settings_by_label(tune)) * len(tune.seeds) * cases
+    return (
+        f"each row was tuned by {number} trials ({tried}; {len(tune.seeds)} seeds of their own; by {tune.by} on "
+        f"validation images{worst}): {'; '.join(chosen)}"
+    )
