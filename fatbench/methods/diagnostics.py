@@ -23,15 +23,19 @@ from fatbench.engine.local import load, pixels, precision_context
 from fatbench.engine.outcomes import is_correct
 from fatbench.engine.rounds import Metrics, Problem, Round
 from fatbench.methods.adversaries import class_of_the_data, square_inside_the_image, with_square
+from fatbench.methods.exposure import attackers_of_what_is_sent, candidates_of_the_data, exposure
 from fatbench.methods.inversions import image_measures
 from fatbench.methods.inversions.decoder import feature_inversion
 from fatbench.methods.inversions.matching import matching
 from fatbench.methods.inversions.upload import Observation, gradients
 from fatbench.methods.svcca import activations
 from fatbench.methods.svcca import svcca as correlation
+from fatbench.methods.threat_models import of_exposure
 from fatbench.suite.entry import Entry, PrivacyEntry
 from fatbench.suite.facts import Facts
 from fatbench.suite.types import Blocks, Count, Fraction, Natural, Pairs
+
+EXPOSED = ("component", "initial", "surrogate", "known", "optimised", "update")  # attackers of `exposure`
 
 
 def svcca(
@@ -135,7 +139,7 @@ def leakage(
     (leak_initial_*: threat D). A server that trains an edge of its own is not among them, and finds more than the
     second (results/fedvkd.md). If the client uploads its model, gradient matching (`steps` steps) inverts the gradient
     of one example at the broadcast weights, in eval mode, its label given (leak_*: "bound"). No client sends such a
-    gradient; what an update of many steps gives away is measured by `gradient_inversion`.
+    gradient: `exposure` attacks what clients really send, with an interval over clients.
 
     Means over these examples: psnr (dB), ssim, correlation, identification (is the example the likeliest of the
     candidates, the first `candidates` training images and the examples themselves?) with identification_chance; and
@@ -300,6 +304,14 @@ DIAGNOSTICS: dict[str, Callable[..., Any]] = {
         fractions=tuple(f"{name}_identification{end}" for name in ("leak", "leak_initial") for end in ("", "_chance")),
         example={"target_clients": 2, "steps": 2, "width": 2, "candidates": 4},
         cites=("geiping2020", "tao2022"),
+    ),
+    "exposure": PrivacyEntry(
+        exposure,
+        threat=of_exposure,
+        refuse=(attackers_of_what_is_sent, candidates_of_the_data),
+        fractions=tuple(f"exposed_{name}{end}" for name in EXPOSED for end in ("", "_low", "_high", "_chance")),
+        example={"inversion": {"name": "matching", "steps": 2}, "clients": 2, "targets": 2, "candidates": 4},
+        cites=("tao2022",),
     ),
     "boundaries": Entry(
         boundaries, refuse=(points_in_the_plane, two_points_a_side), fractions=("boundary_apart",), cites=("zhu2023",)

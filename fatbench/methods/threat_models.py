@@ -24,6 +24,14 @@ def of_simulated(*, statistics: float) -> Threat:
     return "E" if statistics else "C"
 
 
+def of_exposure(*, attackers: str | None) -> Threat:
+    """The letter that covers its attackers of features; an inversion has its own."""
+    names = {name.strip() for name in (attackers or "").split(",")}
+    if names & {"known", "optimised"}:
+        return "bound"
+    return "D" if names & {"initial", "surrogate"} else "A"
+
+
 def of_gradient_inversion(*, block0: str, observed_rounds: int, weights: str, labels_from: Any) -> Threat:
     """F if the server sends other weights than training gives, C if it knows the batch's class counts, else A."""
     if block0 == "bare" or (observed_rounds > 1 and weights == "fixed"):

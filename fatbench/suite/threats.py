@@ -81,7 +81,8 @@ def of_cell(spec: Mapping[str, Any]) -> dict[str, str]:
     if not threat_calls:
         return {}
     reads_labels = any(uses_labels(part_call) for part_call, _ in threat_calls)
-    source = spec["algorithm"].get("labels_from", "client")
+    restores = "inversion" in (spec.get("diagnostic") or {})  # from what clients really send
+    source = spec["algorithm"].get("labels_from", "ilrg" if restores else "client")
     labels = ("given" if source == "client" else "recovered") if reads_labels else "unused"
     return {"threat": covering([letter for _, letter in threat_calls]), "labels": labels}
 

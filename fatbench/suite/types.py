@@ -84,6 +84,13 @@ def _matching(pattern: str, example: str) -> AfterValidator:
 # of a model, from 1
 Blocks = Annotated[str, _matching(r"\s*[1-9]\d*\s*(,\s*[1-9]\d*\s*)*", "numbers such as 1,9"), Named("Blocks")]
 
+_ATTACKER = "(component|initial|surrogate|known|optimised)"
+FeatureAttackers = Annotated[  # of `fatbench.methods.exposure`
+    str,
+    _matching(rf"\s*{_ATTACKER}\s*(,\s*{_ATTACKER}\s*)*", "attackers such as component,initial"),
+    Named("FeatureAttackers"),
+]
+
 
 def _clients(value: int | str) -> int | str:
     """Clients as a number of them, or as a list such as "3,7"."""

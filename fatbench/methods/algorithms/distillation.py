@@ -16,7 +16,7 @@ fedgkt-release). Features and logits come from images that are not augmented.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 import torch
@@ -25,7 +25,7 @@ from torch.func import functional_call
 
 from fatbench.engine.local import Batch, Client, LocalTraining, copy_state, load, pixels, train, trainable
 from fatbench.engine.optimizers import packed, unpacked
-from fatbench.engine.randomness import generator
+from fatbench.engine.randomness import forked, generator
 from fatbench.engine.rounds import Memory, Metrics, Problem, State, Stats, Tensors
 from fatbench.suite.types import Attack
 
@@ -94,6 +94,19 @@ def edge_of(state: State, k: int) -> Tensors:
         if client_state
         else {name: value for name, value in state.model.items() if name.startswith(EDGE)}
     )
+
+
+def own_starts(problem: Problem, state: State) -> State:
+    """The state before the first round with each edge drawn anew, from the stream (seed, "edge", k)."""
+    edges = {}
+    for k in range(len(problem.shards)):
+        model = load(problem, state.model)
+        with forked(problem.seed, "edge", k, device=problem.device):
+            for module in Edge(model).modules():
+                if callable(reset := getattr(module, "reset_parameters", None)):
+                    reset()
+        edges[k] = {"edge": copy_state(model, EDGE)}
+    return replace(state, clients=edges)
 
 
 def train_edge(

@@ -38,6 +38,7 @@ from fatbench.methods.algorithms.distillation import (
     clean_pass,
     divergence,
     knowledge,
+    own_starts,
     server_batches,
     server_work,
     train_edge,
@@ -66,6 +67,7 @@ def fedgkt(
     server_shuffle: bool = True,
     server_logits: Literal["clean", "released"] = "clean",
     features: Literal["float32", "bfloat16", "recompute"] = "float32",
+    start: Literal["common", "own"] = "common",
 ) -> Iterator[Round]:
     """Group knowledge transfer. The model consists of an edge and a server; all clients take part in every round.
 
@@ -75,13 +77,16 @@ def fedgkt(
     release. `server_logits: released` sends the logits of the last epoch, computed in train mode while the weights
     move, so that the first client's are older than the last's. `server_attack`: the server trains on features of images
     that it and their edges have attacked together, see `fatbench.methods.algorithms.distillation.Inputs` (ours; in no
-    paper). `features` as in `fatbench.methods.algorithms.distillation.transfer`. The numbers server_forward,
-    server_backward and server_steps count the server's work, the others the edges'. Bytes are those of Update.extra (a
-    label is an int64) and of the logits down; test images are not sent. Raises ValueError for a model without an edge
-    and a server.
+    paper). `features` as in `fatbench.methods.algorithms.distillation.transfer`.
+    `start: own`: each edge begins with weights of its own (ours), which no decoder for the common ones reads.
+    The numbers server_forward, server_backward and server_steps count the server's work, the others the edges'. Bytes
+    are those of Update.extra (a label is an int64) and of the logits down; test images are not sent. Raises ValueError
+    for a model without an edge and a server.
     """
     check_model("fedgkt", problem.model)
     names = [name for name in trainable(problem.model) if name.startswith("server.")]
+    if start == "own" and not state.round:
+        state = own_starts(problem, state)
     for t in range(state.round, rounds):
         local_t = local.at(t)
         trained = {

@@ -39,6 +39,7 @@ from fatbench.methods.algorithms.distillation import (
     check_model,
     clean_pass,
     knowledge,
+    own_starts,
     server_batches,
     server_work,
     train_edge,
@@ -65,6 +66,7 @@ def fedvkd(
     server_shuffle: bool = True,
     server_logits: Literal["clean", "released"] = "clean",
     features: Literal["float32", "bfloat16", "recompute"] = "float32",
+    start: Literal["common", "own"] = "common",
 ) -> Iterator[Round]:
     """FedVKD. The model is `edge_vit`; all clients take part in every round.
 
@@ -76,6 +78,8 @@ def fedvkd(
     if not hasattr(problem.model.get_submodule("server"), "head_dist"):
         raise ValueError("fedvkd needs a server with a distillation head: model edge_vit")
     names = [name for name in trainable(problem.model) if name.startswith("server.")]
+    if start == "own" and not state.round:
+        state = own_starts(problem, state)
     for t in range(state.round, rounds):
         local_t = local.at(t)
         trained = {

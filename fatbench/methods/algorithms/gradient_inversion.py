@@ -35,6 +35,7 @@ from fatbench.engine.local import LocalTraining, pixels
 from fatbench.engine.randomness import generator
 from fatbench.engine.rounds import Cost, Metrics, Problem, Round, State, Tensors
 from fatbench.methods.defences import Upload, none
+from fatbench.methods.intervals import clopper_pearson, wilson
 from fatbench.methods.inversions import image_measures, lpips, reads_of
 from fatbench.methods.inversions.april import without_block0_norm
 from fatbench.methods.inversions.batch_statistics import local_steps
@@ -49,6 +50,7 @@ from fatbench.suite.facts import Facts
 from fatbench.suite.types import Count, Defence, Inversion, Local, Manipulation, NonNegative, Objective
 
 SMALL = 32  # side in pixels of a second comparison, and of that with the candidates
+ENDS = ("", "_ci", "_low", "_high", "_exact_low", "_exact_high", "_chance")
 IDENTIFIED = ("identification", "identified_first")  # of a batch: any image, the first one
 
 
@@ -96,13 +98,13 @@ def gradient_inversion(
     candidates, by correlation at 32 x 32?), label_recovery (batch of 1) and label_counts (the fraction of correct
     counts, if labels are not told); psnr, correlation32 and identification also per target. For a batch, they describe
     the best pair. identified_first: does any reconstruction name the client's first image? It compares batches of other
-    sizes. Both have Wilson's interval (..._low, ..._high) and ..._chance, that of as many random guesses. The
-    candidates are the first `candidates` training images and those of all clients; candidates_used is their number.
-    steps_told: the number of local steps, if buffers are sent.
-    matched_psnr, matched_ssim and recovered cover all pairs: reconstructions assigned to originals one to one, and the
-    fraction of originals above 19 dB. grey_psnr, another_psnr, ... are baselines: scores of a flat grey reconstruction
-    and of another image. Only the gradients that the inversion reads are computed. `rounding`: the resized images have
-    256 levels again, as in a file of that size. `objective` only counts work: the loss is the cross-entropy, or that of
+    sizes. Both have Wilson's interval (..._low, ..._high), Clopper-Pearson's (..._exact_low) and ..._chance, that of as
+    many random guesses. The candidates are the first `candidates` training images and those of all clients;
+    candidates_used is their number. steps_told: the number of local steps, if buffers are sent. matched_psnr,
+    matched_ssim and recovered cover all pairs: reconstructions assigned to originals one to one, and the fraction of
+    originals above 19 dB. grey_psnr, another_psnr, ... are baselines: scores of a flat grey reconstruction and of
+    another image. Only the gradients that the inversion reads are computed. `rounding`: the resized images have 256
+    levels again, as in a file of that size. `objective` only counts work: the loss is the cross-entropy, or that of
     `local`.
 
     Raises ValueError if there are too few images, or for a batch of one where batch normalisation needs two.
@@ -516,10 +518,8 @@ def _summary(moments: Tensors, interval: str) -> Metrics:
             numbers[f"{name}_ci"] = quantile * math.sqrt(variance / count)
     for name in (name for name in IDENTIFIED if name in moments):
         count, hits = moments[name][:2].tolist()
-        centre, z = hits / count, 1.959964
-        middle = (centre + z * z / (2 * count)) / (1 + z * z / count)
-        half_width = z * math.sqrt(centre * (1 - centre) / count + z * z / (4 * count * count)) / (1 + z * z / count)
-        numbers |= {f"{name}_low": max(0.0, middle - half_width), f"{name}_high": min(1.0, middle + half_width)}
+        for kind, limits in (("", wilson(hits, count)), ("_exact", clopper_pearson(round(hits), round(count)))):
+            numbers |= dict(zip((f"{name}{kind}_low", f"{name}{kind}_high"), limits, strict=True))
     return numbers
 
 
@@ -559,7 +559,7 @@ GRADIENT_INVERSION = AlgorithmEntry(
     last_batch=examples_of_last_batch,
     threat=of_gradient_inversion,
     fractions=(
-        *(f"{name}{end}" for name in IDENTIFIED for end in ("", "_ci", "_low", "_high", "_chance")),
+        *(f"{name}{end}" for name in IDENTIFIED for end in ENDS),
         "label_recovery",
         "label_counts",
         "recovered",

@@ -22,6 +22,7 @@ section 6, is `shared: true` with `invariance: 0`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -131,7 +132,8 @@ def steps_of_sgd(cell: Facts) -> str | None:
 
 def at_most_50_steps(cell: Facts) -> str | None:
     local = cell.algorithm.get("local")
-    step_count = local["epochs"] * (cell.algorithm["batch"] // local["batch"]) if local else 0
+    images = cell.algorithm.get("batch") or math.ceil(cell.client_images)
+    step_count = local["epochs"] * (images // local["batch"]) if local else 0
     if step_count > 50:
         return f"simulated: {step_count} local steps, but memory holds the graphs of 50 at most"
     return None

@@ -27,6 +27,7 @@ from fatbench.engine.inject import requested_arguments
 from fatbench.engine.local import LocalTraining
 from fatbench.methods.defences import Examples, Upload
 from fatbench.methods.inversions.batch_statistics import buffers_of
+from fatbench.suite.calls import call
 from fatbench.suite.entry import Unknown
 from fatbench.suite.facts import Facts
 
@@ -195,13 +196,19 @@ def geometry(observed: Observation, shape: tuple[int, int, int], method: str) ->
 def learned_positions(cell: Facts) -> str | None:
     if "patches" not in cell.model.parts:
         reason = "a transformer with a patch embedding and learned positions: {name: vit}"
-        return f"{cell.algorithm['inversion'].name} needs {reason}"
+        return f"{_name(cell)} needs {reason}"
     return None
 
 
 def inversion_reason(cell: Facts, reason: str) -> str:
     """A refusal that begins with the name of the cell's inversion."""
-    return f"{cell.algorithm['inversion'].name}: {reason}"
+    return f"{_name(cell)}: {reason}"
+
+
+def _name(cell: Facts) -> str:
+    """The cell's inversion, of its algorithm or of its diagnostic."""
+    inversion = cell.algorithm.get("inversion") or call("Diagnostic", cell.spec["diagnostic"])["inversion"]
+    return str(inversion.name)
 
 
 def patches(cell: Facts) -> tuple[int, int, int]:
