@@ -6,7 +6,8 @@ COPY constraints.txt /src/
 RUN grep -E '^torch(vision)?==' /src/constraints.txt > /src/torch.txt \
     && pip install --no-cache-dir $TORCH --requirement /src/torch.txt
 COPY . /src
-RUN pip install --no-cache-dir --constraint /src/constraints.txt '/src[attacks]' && rm -r /src
+RUN pip install --no-cache-dir --constraint /src/constraints.txt /src \
+    && pip install --no-cache-dir --constraint /src/constraints.txt --no-deps torchattacks && rm -r /src
 ENV OMP_NUM_THREADS=1
 WORKDIR /work
 ENTRYPOINT ["fatbench"]

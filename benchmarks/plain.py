@@ -46,7 +46,10 @@ class Shard(Dataset[tuple[Tensor, int]]):
 
 
 def pgd(noise: torch.Generator, *, eps: float, step: float, steps: int) -> Attack:
-    """PGD of SFAT's script: gradients of all weights, and the prediction of each image asked for in each step."""
+    """PGD of SFAT's script: gradients of all weights, and the prediction of each image asked for in each step.
+
+    After ZFancy/SFAT, attack_generator.py, MIT licence, (c) 2023 Jianing Zhu.
+    """
 
     def attack(model: nn.Module, data: Tensor, target: Tensor) -> Tensor:
         model.eval()

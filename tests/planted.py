@@ -58,7 +58,11 @@ def main() -> int:
     """Plant the mistakes named, or all; the number of those that no test sees is not zero: 1."""
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) / "copy"
-        shutil.copytree(ROOT, folder, ignore=shutil.ignore_patterns(".*", "build", "dist", "site", "mutants"))
+        folder.mkdir()
+        for place in map(ROOT.joinpath, ("fatbench", "tests", "suites", "docs", "benchmarks", "results")):
+            shutil.copytree(place, folder / place.name)
+        for file in filter(Path.is_file, ROOT.glob("[!.]*")):
+            shutil.copy(file, folder)
         seen = {}
         for name in sys.argv[1:] or PLANTED:
             seen[name] = seen_by(name, folder)

@@ -484,7 +484,7 @@ def test_a_package_that_is_missing_is_said_before_a_run_begins(place, run, monke
     monkeypatch.setattr(calls, "installed", lambda package: package != "torchattacks")
     assert run("plan", "suite", "tiny.yaml")[0] == 0
     code, out, err = run("run", "suite", "tiny.yaml", "--db", "new.db")
-    said = "'torchattacks' needs the package torchattacks: pip install 'fatbench[attacks]'"
+    said = "'torchattacks' needs the package torchattacks: pip install --no-deps torchattacks"
     assert (code, out) == (5, "") and re.fullmatch(rf"fatbench: cell \w{{12}}: {re.escape(said)}\n", err), err
     assert sorted(os.listdir()) == ["tiny.yaml"]
 

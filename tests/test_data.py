@@ -1145,7 +1145,8 @@ def test_prepare_fetches_what_is_missing_and_checks_it(tmp_path: Path, monkeypat
     (root / "MNIST" / "raw" / first).write_bytes((elsewhere / "MNIST" / "raw" / first).read_bytes())
     row = disk.prepare("mnist", root, said.append)
     assert row["state"] == "complete" and len(fetched) == 3 and first not in fetched
-    assert said[0].startswith("MNIST: fetching http") and len(said) == 3
+    assert said[0] == "MNIST: terms of use: CC BY-SA 3.0 (http://yann.lecun.com/exdb/mnist/)"
+    assert said[1].startswith("MNIST: fetching http") and len(said) == 4
     assert sorted(entry.name for entry in (root / "MNIST" / "raw").iterdir()) == sorted([first, *fetched])
     assert disk.prepare("mnist", root)["state"] == "complete" and len(fetched) == 3  # nothing is fetched twice
 

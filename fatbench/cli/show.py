@@ -440,18 +440,18 @@ def datasets(root: Path, rows: Sequence[Mapping[str, Any]], files: Sequence[Mapp
     numbers = ("train", "test")
     set_rows = [
         [row["name"], row["state"], str(row["train"] or ""), str(row["test"] or ""),
-         *([", ".join(row["presets"])] if "presets" in row else []), _location(row)]
+         *([", ".join(row["presets"])] if "presets" in row else []), row["terms"], _location(row)]
         for row in rows
     ]  # fmt: skip
     if set_rows:
-        extra = ["presets"] if len(set_rows[0]) > 5 else []
-        print_rows(console, ("data set", "state", *numbers, *extra, GOT), set_rows, numbers)
+        extra = ["presets"] if len(set_rows[0]) > 6 else []
+        print_rows(console, ("data set", "state", *numbers, *extra, "terms of use", GOT), set_rows, numbers)
     if files:
         console.print()
         print_rows(
             console,
-            ("weights", "state", GOT),
-            [[Path(row["name"]).name.partition("@")[0], row["state"], _location(row)] for row in files],
+            ("weights", "state", "terms of use", GOT),
+            [[Path(row["name"]).name.partition("@")[0], row["state"], row["terms"], _location(row)] for row in files],
         )
     for row in [*rows, *files]:
         if row["state"] in ("variant", "damaged"):

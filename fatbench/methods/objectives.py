@@ -267,7 +267,7 @@ def margin_at(
     The margin is FedLC's as public code has it, for clean training. This is not FatCC, nor any calibration of FAT that
     a paper names.
 
-    Source: KarhouTam/FL-bench src/client/fedlc.py:14-34 (the margin); ours (with AT).
+    Source: Zhang et al. 2022 (FedLC), KarhouTam/FL-bench src/client/fedlc.py:14-34 (the margin); ours (with AT).
     """
     with _shifted_logits(model, -tau * class_counts.clamp(min=1e-8) ** -0.25):
         return at(model, x, y, generator, attack=attack)
@@ -360,7 +360,7 @@ OBJECTIVES: dict[str, Callable[..., tuple[Tensor, Tensor]]] = {
     "awp_at": Entry(awp_at, passes=attack_and_two, cites=("wu2020",)),
     "calfat": Entry(calfat, passes=attack_and_one, cites=("chen2022",)),
     "calfat_released": Entry(calfat_released, passes=attack_and_one),
-    "margin_at": Entry(margin_at, passes=attack_and_one),
+    "margin_at": Entry(margin_at, passes=attack_and_one, cites=("zhang2022fedlc",)),
 }
 
 PROXIMALS: dict[str, Callable[..., list[Tensor]]] = {

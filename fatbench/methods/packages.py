@@ -54,9 +54,10 @@ def autoattack(
     That is `version` "standard". "rand" is APGD-CE and APGD-DLR, each gradient a mean over 20 draws. "plus" adds
     untargeted APGD-DLR and FAB to the standard stages, and gives 5 restarts to the untargeted ones.
 
-    Croce and Hein 2020 (arXiv 2003.01690), in its authors' code: the package `autoattack` if it is installed, else
-    `pyautoattack`; `implementation("autoattack")` says which. A stage attacks only the images that withstood the stages
-    before it; images that are misclassified from the start, or withstand all stages, come back unperturbed.
+    Croce and Hein 2020 (arXiv 2003.01690): the authors' package `autoattack` if it is installed, else `pyautoattack`,
+    their attacks unchanged under a driver of its own; `implementation("autoattack")` says which. A stage attacks only
+    the images that withstood the stages before it; images that are misclassified from the start, or withstand all
+    stages, come back unperturbed.
 
     The targets are the 9 most likely wrong classes, so all of them with 10 classes; the packages fail below 10, where
     all C - 1 are used here. Raises AttackError for fewer than 4 classes, for which the targeted DLR loss is undefined,

@@ -138,7 +138,12 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
         cites=("aldahdooh2022", "dosovitskiy2021"),
     ),
     "tnt": ModelEntry(tnt, parameters=tnt_parameters, refuse=(tiled, equal_heads), cites=("aldahdooh2022", "han2021")),
-    "t2t": ModelEntry(t2t, parameters=t2t_parameters, refuse=(tiled, equal_heads), cites=("aldahdooh2022", "yuan2021")),
+    "t2t": ModelEntry(
+        t2t,
+        parameters=t2t_parameters,
+        refuse=(tiled, equal_heads),
+        cites=("aldahdooh2022", "choromanski2021", "yuan2021"),
+    ),
     "edge_vit": ModelEntry(
         edge_vit,
         parameters=edge_vit_parameters,

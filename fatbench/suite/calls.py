@@ -353,7 +353,8 @@ def without_defaults(call: Call) -> dict[str, Any]:
 
 # --- functions with the code of other packages -------------------------------------------------------------------
 
-EXTRAS = {"torchattacks": "fatbench[attacks]"}  # package -> what to install with pip, if its name differs
+# It asks for a requests of 2021 that it never imports; all else that it needs comes with fatbench.
+WITHOUT_NEEDS = ("torchattacks",)
 
 
 def packages(signature: Signature) -> tuple[str, ...]:
@@ -377,4 +378,5 @@ def demand_installed(call: Call, location: str) -> None:
 
 def missing_package(name: str, package: str) -> str:
     """The message for a function whose package is not installed."""
-    return f"'{name}' needs the package {package}: pip install '{EXTRAS.get(package, package)}'"
+    option = "--no-deps " * (package in WITHOUT_NEEDS)
+    return f"'{name}' needs the package {package}: pip install {option}{package}"

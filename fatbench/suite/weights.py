@@ -162,11 +162,12 @@ def digest(file: Path, algorithm: str = "sha256") -> str:
 
 
 def status(weights: Weights, root: Path) -> dict[str, Any]:
-    """A row {name, title, file, where, state, message, expected, found}; state: complete, missing or damaged."""
+    """A row {name, title, file, where, terms, state, message, expected, found}; state: complete, missing or damaged."""
     file = path_of(weights, root)
     row: dict[str, Any] = {
         "name": weights.name, "title": weights.title or weights.file, "file": Path(weights.file).name,
-        "where": str(file), "state": "complete", "message": "complete", "expected": weights.digest, "found": None,
+        "where": str(file), "terms": weights.licence, "state": "complete", "message": "complete",
+        "expected": weights.digest, "found": None,
     }  # fmt: skip
     if not file.is_file():
         return row | {"state": "missing", "message": f"no file {file}"}
