@@ -12,7 +12,7 @@ import pytest
 from test_figures import EVALUATED, SUITE, fill, row
 
 from fatbench import report
-from fatbench.report.figures import adhoc_figures, series
+from fatbench.report.figures import adhoc_figures, heat_map, series
 from fatbench.store.stages import Store
 from fatbench.suite import files
 from fatbench.suite.files import Suite
@@ -157,3 +157,21 @@ def test_what_cannot_be_drawn_says_what_can(
     suite: Suite, run: Callable[..., tuple[int, str, str]], options: str, code: int, message: str
 ) -> None:
     assert run("plot", *options.split()) == (code, "", f"fatbench: {message}\n")
+
+
+def test_a_table_is_drawn_as_a_heat_map(prepared: Path, suite: Suite, run: Callable[..., tuple[int, str, str]]) -> None:
+    """A square for each number that is measured, its mean in it; the numbers of several columns have one scale."""
+    (id,) = (table.id for table in suite.tables)
+    with Store.open("results/fatbench.db") as store:
+        (sheet,) = report.build_tables(suite, suite.plan(), store)
+    (axes,) = heat_map.figure_of(sheet).axes
+    measured = [entry.mean for entry in sheet.all() if entry.mean is not None]
+    by = 100 if sheet.columns[0].unit == "percent" else 1
+    assert measured and [text.get_text() for text in axes.texts] == [f"{by * mean:.1f}" for mean in measured]
+    assert [label.get_text() for label in axes.get_yticklabels()] == [", ".join(row.key.values()) for row in sheet.rows]
+    code, said, _ = run("plot", "drawn.yaml", "--figure", id, "--format", "png", "-o", "maps")
+    assert code == 0 and Path(said.strip()).stat().st_size > 1000
+    code, _, said = run("plot", "drawn.yaml", "--figure", id, "--format", "csv")
+    assert code == 2 and f"report --table {id} --format csv" in said
+    code, _, said = run("plot", "drawn.yaml", "--figure", id, "-k", "seed=77")
+    assert code == 3

@@ -191,7 +191,10 @@ def plot(
     preset: opt.Preset = None,
     where: opt.Where = None,
     figure: Annotated[
-        str | None, Option("--figure", metavar="ID", help="Only this figure; forest: all methods against the baseline.")
+        str | None,
+        Option(
+            "--figure", metavar="ID", help="One figure; forest: methods against the baseline; a table: its heat map."
+        ),
     ] = None,
     x: Annotated[
         str | None, Option("--x", metavar="NAME", help="Your own figure over round, eps, client, or an axis (bars).")
@@ -225,7 +228,7 @@ def plot(
         raise SpecError("--figure cannot be combined with --x, --metric and --by")
     if cells and (x or by or figure or preset or where):
         raise SpecError("a cell's curves take --metric, --select, --format and -o alone")
-    plots = []
+    plots, alone = [], False
     with opened(None) as store:
         for cell in cells:
             from fatbench.report.figures import adhoc_figures
@@ -235,19 +238,23 @@ def plot(
             plots += adhoc_figures.curves(store, id, metrics, select)
         for name in names:
             chosen_suite, plan = api.plan_read(name, preset, None, where, store)
-            if figure == "forest":
+            is_table = figure in {table.id for table in chosen_suite.tables} - {one.id for one in chosen_suite.figures}
+            if figure == "forest" or is_table:
                 if format == "csv":
-                    raise SpecError("--figure forest: the numbers are those of fatbench compare --format json")
+                    command = f"report --table {figure} --format csv" if is_table else "compare --format json"
+                    raise SpecError(f"--figure {figure}: the numbers are those of fatbench {command}")
                 if store is None or not store.known_cells(planned.id for planned in plan.cells):
                     reason = api.why_empty(plan, store, None)
                     raise NothingMatched(f"no figure of '{plan.suite}' can be drawn: {reason}")
                 drawn: Any = {"select": select, "width": inches, "serif": serif}
-                print(
-                    reporting.draw_forest(plan, store, output or FIGURES, format, families=chosen_suite.tests, **drawn)
-                )
+                folder, alone = output or FIGURES, True
+                if is_table:
+                    print(reporting.draw_table(chosen_suite, plan, store, str(figure), folder, format, **drawn))
+                else:
+                    print(reporting.draw_forest(plan, store, folder, format, families=chosen_suite.tests, **drawn))
                 continue
             plots += api.plots_of(chosen_suite, plan, store, figure, x, metrics, name_list(by), select)
-    if figure == "forest":
+    if alone:
         return
     called = "-".join(dict.fromkeys(plot.suite for plot in plots)) or "no"
     plots = series.merge_plots(plots)

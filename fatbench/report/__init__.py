@@ -46,6 +46,7 @@ __all__ = [
     "check_headings",
     "draw",
     "draw_forest",
+    "draw_table",
     "drawable",
     "left_out",
     "render",
@@ -297,3 +298,22 @@ def draw_forest(
         figure = forest.figure_of(differences, plan.metrics(), label(plan), width)
         said = f"{'; '.join(origin)}; {caption}"
         return plots.save(figure, file, forest.title(differences), said, None if width is None else f"{caption}\n")
+
+
+def draw_table(
+    suite: Suite, plan: Plan, store: Store, id: str, folder: Path, format: str, *, select: Checkpoint,
+    width: float | None, serif: bool = False,
+) -> Path:  # fmt: skip
+    """Write the table of an id as a heat map. NothingMatched: nothing of it is measured."""
+    from fatbench.report.figures import heat_map, plots
+
+    sheets = build_tables(suite.with_tables([id]), plan, store, select=select, published=False)
+    if not sheets or not any(entry.mean is not None for entry in sheets[0].all()):
+        raise NothingMatched(f"nothing of table {id} of '{plan.suite}', preset {plan.preset}, is measured yet")
+    (sheet,) = sheets
+    preset = "" if plan.preset == "paper" else f"-{plan.preset}"
+    notes = "; ".join(f"{name}: {text}" for name, text in sheet.notes)
+    with plots.settings(**plots.SERIF if serif else {}):
+        figure = heat_map.figure_of(sheet, width)
+        file = folder / f"{plan.suite}-{id}{preset}.{format}"
+        return plots.save(figure, file, sheet.title, notes, None if width is None else f"{sheet.title}\n")

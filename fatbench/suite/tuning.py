@@ -7,7 +7,7 @@
       worst_over: {adversary: [none, ALIE]}      # these rows share a choice, made in the worst of these cases
 
 A trial is an ordinary cell, of the suite "NAME-trials" that `trials` derives: it runs, resumes and is verified as any.
-`choices` reads their accuracies, and the suite's overrides begin with a file of choices that a person can review.
+`choices` reads their accuracies, and the file of choices, which a person can review, comes after the suite's overrides.
 """
 
 from __future__ import annotations
