@@ -185,7 +185,7 @@ def test_edges_of_their_own_start_differ_and_the_common_ones_do_not() -> None:
 def refused(algorithm: dict, model: object, **diagnostic: object) -> str:
     local = {"batch": 4, "lr": 0.1, "objective": "standard"}
     spec = {
-        "seed": 0, "data": "digits", "size": 12, "train": 40, "partition": {"name": "iid", "clients": 4},
+        "seed": 0, "data": "digits", "size": 12, "train": 40, "test": 20, "partition": {"name": "iid", "clients": 4},
         "model": model, "monitor": "natural", "algorithm": {"rounds": 1, "local": local, **algorithm},
         "diagnostic": {"name": "exposure", "candidates": 20, **diagnostic},
     }  # fmt: skip
@@ -211,7 +211,7 @@ EDGE = {"name": "edge_resnet", "width": 2, "planes": 2, "blocks": 1}
         (GKT, EDGE, {"attackers": "surrogate"}, "surrogate needs server_client"),
         (GKT, EDGE, {"attackers": "surrogate", "server_client": 4}, "client 4 of 4"),
         (GKT, EDGE, {"attackers": "component,guess"}, "expected attackers such as component,initial"),
-        (AVG, "mlp", {"inversion": "matching", "candidates": 41}, "candidates: 41 of 40 training images"),
+        (AVG, "mlp", {"inversion": "matching", "candidates": 61}, "candidates: 61 of 60 training and test images"),
         (AVG, "mlp", {"inversion": "patch_ls"}, "patch_ls needs a transformer with a patch embedding"),
         (AVG, "mlp", {"inversion": "matching"}, "B recovered"),
         (GKT, EDGE, {"attackers": "component"}, "A unused"),

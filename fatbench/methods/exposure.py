@@ -62,7 +62,7 @@ def exposure(
     `attackers` of features, `inversion` of updates and gradients; the latter restores the labels. `local`: what the
     attacker knows of the client's training. The first `clients` of the round are attacked, without `server_client`.
     Decoders train `steps` steps with `width` channels on `surrogate_images` test images. Candidates are the first
-    `candidates` training images and all targets.
+    `candidates` training images, if these are fewer also test images, and all targets.
 
     exposed_<attacker>: the mean over clients with Student's interval (of one target a client: Wilson's), _chance, that
     of as many random guesses, and the share of each client. exposed_candidates: their number. The clients' own
@@ -72,8 +72,10 @@ def exposure(
     """
     attacked = [update for update in result.updates if update.client != server_client][:clients]
     rows = [problem.shards[update.client][:targets] for update in attacked]
-    gallery_indices = torch.unique(torch.cat([*rows, torch.arange(candidates).to(rows[0])]))
-    gallery = small(torch.cat([pixels(problem, problem.images[chunk]) for chunk in gallery_indices.split(250)]))
+    first = torch.arange(min(candidates, len(problem.images))).to(rows[0])
+    gallery_indices = torch.unique(torch.cat([*rows, first]))
+    pictures = [problem.images[gallery_indices], images[: candidates - len(first)]]
+    gallery = torch.cat([small(pixels(problem, chunk)) for part in pictures for chunk in part.split(250)])
     truth = [torch.searchsorted(gallery_indices, of_client.contiguous()) for of_client in rows]
     public = pixels(problem, images[:surrogate_images])
     named: dict[str, list[tuple[Tensor, int]]] = {}  # attacker: for each client, (which images are named, guesses)
@@ -217,5 +219,6 @@ def attackers_of_what_is_sent(
 
 
 def candidates_of_the_data(cell: Facts, *, candidates: int) -> str | None:
-    """Refuse more candidates than training images."""
-    return f"candidates: {candidates} of {cell.images} training images" if candidates > cell.images else None
+    """Refuse more candidates than images."""
+    available = cell.images + (cell.spec.get("test") or candidates)
+    return f"candidates: {candidates} of {available} training and test images" if candidates > available else None
