@@ -165,6 +165,10 @@ results: $(STAMP) ## the pages of results/ anew, from their templates and the co
 wheel: $(STAMP) ## the wheel and the source archive, in dist/
 	@$(BIN)/python -m hatchling build
 
+# Up to the upload, which is the workflow's: git push origin vVERSION. The wheel is built twice, and from the archive.
+release: $(STAMP) ## check, build and tag a version: make release VERSION=0.1.0
+	@docs/release.sh "$(VERSION)" $(BIN)
+
 # pip cannot override what torchattacks asks of requests, uv does (pyproject.toml): neither can have the other's pins.
 constraints: $(STAMP) ## newest versions that resolve, as the pins of constraints.txt
 	@head -2 constraints.txt > constraints.new

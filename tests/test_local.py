@@ -349,3 +349,4 @@ def test_seeds_have_more_than_32_bits():
     assert max(rng.stream(seed, "x") for seed in range(64)) > 2**60
     first, second = (rng.numpy_generator(seed, "x").integers(2**62, size=4).tolist() for seed in (0, 2**32))
     assert first != second
+    assert rng.numpy_generator(0, "y").integers(2**62, size=4).tolist() not in (first, second)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fatbench.engine.optimizers import OPTIMIZERS, Descent, packed, step, unpacked
+from fatbench.engine.optimizers import OPTIMIZERS, Descent, ServerTraining, packed, step, unpacked
 
 THEIRS = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
 NAMES = ["a", "b.c"]
@@ -68,3 +68,9 @@ def test_sgd_without_momentum_is_the_gradient() -> None:
     w = torch.tensor([1.0, -2.0])
     step([w], [torch.tensor([0.5, 0.5])], {}, Descent("sgd", lr=0.2))
     torch.testing.assert_close(w, torch.tensor([0.9, -2.1]))
+
+
+def test_a_server_s_rate_falls_once_a_round() -> None:
+    """0.8 at first, 0.8 * 0.5^3 in the fourth round."""
+    server = ServerTraining(epochs=1, lr=0.8, lr_decay=0.5, optimizer="sgd")
+    assert [server.descent(t).lr for t in (0, 3)] == [0.8, pytest.approx(0.1)]
