@@ -411,3 +411,10 @@ def test_the_image_takes_files_that_exist() -> None:
     ]
     taken = {name.strip("/") for name in wheel}
     assert all(any(name == part or name.startswith(f"{part}/") for part in allowed) for name in taken)
+
+
+@pytest.mark.parametrize(("version", "said"), [("", "say which"), ("9.9.9", "has another version|commit or stash")])
+def test_a_release_that_does_not_agree_is_refused(version: str, said: str) -> None:
+    command = ["bash", "docs/release.sh", version, str(Path(sys.executable).parent)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 1 and re.match(f"release: .*({said})", done.stderr)
