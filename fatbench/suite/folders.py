@@ -57,7 +57,7 @@ PAPERS = {
 }
 CITES = {  # first words of a suite's name -> papers of what it combines, beside those of its functions
     "fat-baselines": ("wong2020",), "fat-bounds": ("wong2020",), "fat-byzantine": ("zizzo2020",),
-    "fat-adaptive": ("zizzo2020", "kim2023"), "privacy-robust": ("zhang2022",),
+    "fat-adaptive": ("zizzo2020", "kim2023"), "fat-transfer": ("kim2022",), "privacy-robust": ("zhang2022",),
     "vit-s-half": ("sawada2024",),
 }  # fmt: skip
 LINKS = {  # paper -> {kind of link: URL}; docs/references.md has the same
