@@ -220,13 +220,23 @@ def test_a_broken_package_is_left_out_and_a_clash_matters_where_the_name_is_used
     for name in ("one_of_four", "two_of_four"):
         assert signatures.describe("Aggregator", name).plugin == site / f"{name}.py"
     assert signatures.describe("Aggregator", "samples").plugin is None
-    with pytest.raises(SpecError, match=r"aggregator 'shared_name' is in .*one_of_four.py and .*two_of_four.py: unin"):
+    with pytest.raises(SpecError, match=r"aggregator 'shared_name' is in .*one_of_four.py and .*two_of_four.py: write"):
         signatures.describe("Aggregator", "shared_name")
+    for name in ("one_of_four", "two_of_four"):
+        chosen = signatures.describe("Aggregator", f"{name}:shared_name")
+        assert chosen.plugin == site / f"{name}.py" and chosen.name == f"{name}:shared_name"
+        assert calls.function(chosen).__code__.co_filename == str(site / f"{name}.py")
+        used = {f"aggregator {name}:shared_name": site / f"{name}.py"}
+        assert plugins.records(used)[0]["names"] == [*used] and plugins.loaded(used) == used
+    with pytest.raises(SpecError, match="no aggregator is named 'three_of_four:shared_name'"):
+        signatures.describe("Aggregator", "three_of_four:shared_name")
     (place / "chosen.py").write_text("def f(updates, context): ...\nAGGREGATORS = {'one_of_four': f, 'other': f}\n")
     plugins.load([place / "chosen.py"])  # the same method, installed and beside the suite
     assert signatures.describe("Aggregator", "other").plugin == place / "chosen.py"
-    with pytest.raises(SpecError, match=r"aggregator 'one_of_four' is in .*one_of_four.py and .*chosen.py"):
+    message = r"aggregator 'one_of_four' is in .*one_of_four.py and .*: write one_of_four:one_of_four or chosen:one_of"
+    with pytest.raises(SpecError, match=message):
         signatures.describe("Aggregator", "one_of_four")
+    assert signatures.describe("Aggregator", "chosen:one_of_four").plugin == place / "chosen.py"
 
 
 def test_reading_a_suite_runs_its_plug_in_and_what_was_mended_is_read_again(place):

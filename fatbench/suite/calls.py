@@ -262,7 +262,8 @@ def entry(signature: Signature, load: Callable[[str], ModuleType] | None = None)
         return entry_of(function(signature, load))
     module, table = TABLES[signature.kind]
     holder = source_files.load(signature.plugin) if signature.plugin else load(module)
-    return in_table(getattr(holder, table)[signature.name])
+    functions = getattr(holder, table)
+    return in_table(functions[signature.name if signature.name in functions else signature.name.rpartition(":")[2]])
 
 
 # --- entries without torch ----------------------------------------------------------------------------------------

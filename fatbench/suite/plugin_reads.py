@@ -109,8 +109,9 @@ def current(stored: Mapping[str, str], files: Iterable[Path]) -> dict[str, str]:
 def _declared(name: str) -> tuple[str, ...]:
     """What the entry of a plug-in's function, "aggregator mine", says that it reads."""
     kind, function = name.split(" ", 1)
-    reads = calls.entry(signatures.known_functions(signatures.kind_of(kind))[function]).reads
-    return tuple(read for read in reads if read.startswith(INPUTS))
+    signature = signatures.known(signatures.kind_of(kind), function)
+    assert signature is not None
+    return tuple(read for read in calls.entry(signature).reads if read.startswith(INPUTS))
 
 
 # --- digests ------------------------------------------------------------------------------------------------------

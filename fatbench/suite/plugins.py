@@ -161,7 +161,8 @@ def records(used: Mapping[str, Path]) -> list[dict[str, Any]]:
 
 @functools.cache
 def _function_digest(file: Path, version: source_files.Version, kind: str, name: str) -> str:
-    signature = signatures.known_functions(signatures.kind_of(kind))[name]
+    signature = signatures.known(signatures.kind_of(kind), name)
+    assert signature is not None
     return digest(reach(calls.function(signature), file))
 
 

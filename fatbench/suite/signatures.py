@@ -507,6 +507,20 @@ def known_functions(kind: str) -> dict[str, Signature]:
     return function_by_name
 
 
+def known(kind: str, name: str) -> Signature | None:
+    """The function of a name, or of "package:name", which says whose; None if there is none in use."""
+    if (signature := known_functions(kind).get(name)) is not None:
+        return signature
+    package, _, plain = name.rpartition(":")
+    found = (file for file in _files_with(kind, plain) if file is not None and package_of(file) == package)
+    return next((dataclasses.replace(_PLUGINS[file][kind][plain], name=name) for file in found), None)
+
+
+def package_of(file: Path) -> str:
+    """The package of a plug-in, or its file's name without the ending."""
+    return source_files.version(file).plugin.partition(".")[0]
+
+
 def _with_installed(kind: str) -> dict[str, Signature]:
     """`known_functions`, after importing the installed packages with plug-ins."""
     for file, left_out in _INSTALLED.items():
@@ -521,7 +535,7 @@ def _with_installed(kind: str) -> dict[str, Signature]:
 
 def plugin_of(kind: str, name: str) -> Path | None:
     """The plug-in file with a name, or None; the kind is in lower case, as in the record of a plug-in."""
-    return signature.plugin if (signature := known_functions(kind_of(kind)).get(name)) is not None else None
+    return signature.plugin if (signature := known(kind_of(kind), name)) is not None else None
 
 
 def kind_of(lower: str) -> str:
@@ -545,7 +559,7 @@ def describe(kind: str, name: str = "", location: str = "") -> Signature:
     if (shipped_signature := _shipped_signatures()[kind].get(name)) is not None:
         return shipped_signature
     all_functions = _with_installed(kind)
-    if name not in all_functions:
+    if (signature := known(kind, str(name))) is None:
         module, table = TABLES[kind]
         meant = ELSEWHERE.get((kind, str(name).lower()))
         hint = f" (did you mean '{meant}'?)" if meant else did_you_mean(name, all_functions)
@@ -555,5 +569,6 @@ def describe(kind: str, name: str = "", location: str = "") -> Signature:
         raise UnknownName(f"{location}: {error}" if location else error, f"{kind.lower()} {name}")
     if len(files_with_name := _files_with(kind, name)) > 1:
         file_names = " and ".join(map(str, files_with_name))
-        raise SpecError(f"{kind.lower()} '{name}' is in {file_names}: uninstall one, or omit one plug-in")
-    return all_functions[name]
+        choices = " or ".join(f"{package_of(file)}:{name}" for file in files_with_name if file is not None)
+        raise SpecError(f"{kind.lower()} '{name}' is in {file_names}: write {choices}")
+    return signature
