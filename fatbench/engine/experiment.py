@@ -124,11 +124,10 @@ def experiment(
         ]
         if count == 1:
             numbers += first_round_numbers
-        if monitor is not None and (count % monitor_every == 0 or count == rounds):
+        is_last = result.last or count == rounds
+        if monitor is not None and (count % monitor_every == 0 or is_last):
             numbers += measures.monitored(ready, result, count, monitor, monitor_n, per_class)
-            if diagnostic is not None and (
-                diagnostic_every is None or count % diagnostic_every == 0 or count == rounds
-            ):
+            if diagnostic is not None and (diagnostic_every is None or count % diagnostic_every == 0 or is_last):
                 noise = generator(seed, "probe", count, device=ready.problem.device)
                 diagnostics = diagnostic(ready.problem, result, *ready.test, monitor, noise)
                 tensors = {name: value for name, value in diagnostics.items() if isinstance(value, Tensor)}
@@ -136,7 +135,7 @@ def experiment(
                     count, {name: diagnostics[name] for name in diagnostics if name not in tensors}
                 )
                 result = replace(result, artifacts={**result.artifacts, **tensors})
-        if malicious is not None and _is_broken(ready, result, numbers, count == rounds, malicious.numbers, monitor_n):
+        if malicious is not None and _is_broken(ready, result, numbers, is_last, malicious.numbers, monitor_n):
             # counted as the last round, so that every evaluation of it is answered
             yield replace(result, index=rounds - 1), _diverged(ready, count, rounds, monitor is not None, monitor_n)
             return
@@ -150,12 +149,21 @@ def experiment(
             numbers.append(Number("uploads_refused", refused, count))
         if malicious is not None:
             numbers.append(Number("malicious", memory.malicious, count))
+        if result.last and count < rounds:  # in one step, so that no interruption comes between
+            numbers += _numbers_after_end(ready, result, numbers, rounds, monitor, monitor_n, per_class)
+            yield replace(result, index=rounds - 1), numbers
+            return
         yield result, numbers
         last_round = replace(result, broadcast={}, updates=[], mixing=None, artifacts={}), numbers
         del algorithm_round, result  # frees the uploads before those of the next round are made
         start_time = time.perf_counter()  # what the caller does with a round is not training
     if last_round is None and state.round < rounds:
-        raise SpecError(f"the algorithm yields no round after round {state.round} of {rounds}")
+        if not state.round or (getattr(entry_of(algorithm), "deploys", False) and not own):
+            raise SpecError(
+                f"the algorithm yields no round after round {state.round} of {rounds}; one that ends earlier says so "
+                "in its Round: last=True"
+            )
+        last_round = Round(state.round - 1, {}, [], None, state, Cost(), own=own), []  # cut after what was its last
     if last_round is not None and last_round[0].index + 1 < rounds:
         yield (
             replace(last_round[0], index=rounds - 1),

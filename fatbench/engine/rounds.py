@@ -144,6 +144,7 @@ class Round:
     own: dict[int, Tensors] = field(default_factory=dict)
     metrics: Metrics = field(default_factory=dict)  # further numbers of the algorithm
     artifacts: Tensors = field(default_factory=dict)  # as in Mixing
+    last: bool = False  # the algorithm ends with it, before its last round
 
 
 @dataclass(frozen=True)
