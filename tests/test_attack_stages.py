@@ -288,10 +288,10 @@ def test_a_cell_is_made_ready_once_and_its_network_takes_what_fits(machine, stor
     monkeypatch.setattr(attacking, "ready_for", lambda *given: asked.append(given) or ({}, ready))
     monkeypatch.setattr("fatbench.engine.microbatch.bound", lambda *given: bound.append(given))
     at, loaded, smaller = turn(store, machine), _Loaded(), replace(machine, microbatch=3)
-    assert loaded.setup(at, replace(machine, microbatch=9), Path("m")) is ready and bound == []
-    assert asked == [(at, replace(machine, microbatch=9), Path("m"))] and loaded.microbatch == 9
+    assert loaded.setup(at, replace(machine, microbatch=9)) is ready and bound == []
+    assert asked == [(at, replace(machine, microbatch=9), None)] and loaded.microbatch == 9
     for place in (smaller, smaller, machine):
-        assert loaded.setup(at, place, Path("other")) is ready and loaded.microbatch == 3
+        assert loaded.setup(at, place) is ready and loaded.microbatch == 3
     assert bound == [("network", 3)] and len(asked) == 1
 
 
@@ -573,7 +573,7 @@ def test_a_model_that_is_not_here_says_what_to_do(judged, machine, store) -> Non
     assert (
         _attack(stage, at, loaded, run, machine) == "done" and store.stages()[JOB.cell, stage.name].record == REQUESTED
     )
-    assert asked == [(at, machine, file), (stage, file, None, machine)]
+    assert asked == [(at, machine), (stage, file, None, machine)]
     theirs = store.claim(JOB.cell, NATURAL.stage(3), suite="crash", total=0, provenance={})
     store.finish(theirs, record={"model": "m3"})
     store.reopen(JOB.cell, stage.name)

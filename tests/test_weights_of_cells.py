@@ -218,3 +218,52 @@ def test_the_commands_run_it_first_and_say_so(place: Path, run: Callable[..., tu
     assert code == 0 and "2 of 2 cells done" in said
     code, said = told("status", "second.yaml", *which)
     assert code == 0 and "2 done, 0 failed, 0 running, 0 todo" in said
+
+
+WRAPPED = """
+from torch import nn
+from fatbench.suite.types import Model
+
+
+class Wrapped(nn.Module):
+    def __init__(self, base):
+        super().__init__()
+        self.base = base
+
+    def forward(self, x):
+        return self.base(x)
+
+
+def wrapped(shape, classes, *, base: Model):
+    return Wrapped(base(shape, classes))
+
+
+MODELS = {"wrapped": wrapped}
+"""
+
+
+def test_a_network_in_another_begins_with_the_weights_of_a_cell(place: Path) -> None:
+    """Planned behind it, checked against it, trained from it; the file of its own model does not name it."""
+    (place / "wrapped.py").write_text(WRAPPED)
+    base = "{name: vit, patch: 4, dim: 8, depth: 1, heads: 2, weights: {suite: first.yaml, rate: fast, head: CLS}}"
+    text = FIRST.replace("name: first", "name: third\nplugins: [wrapped.py]").replace(
+        "{name: vit, patch: 4, dim: 8, depth: 1, heads: 2}", f"{{name: wrapped, base: {base}}}"
+    )
+    text = text.replace("head: {CLS: {}, VIS: {model: {head: vis}}}", "head: {CLS: {}}").replace("fast: {", "other: {")
+    Path("third.yaml").write_text(text)
+    plan = files.load("third.yaml").plan("paper", where="rate=other")
+    origin, own = plan.to_run()
+    assert weights.trained_by(own.spec) == origin.id and own.spec["model"]["base"]["weights"] == f"cell:{origin.id}"
+    machine = machine_of(place)
+    with Store.open(machine.db, create=True) as store:
+        first, job = start.jobs_of(plan)
+        assert did(job, machine, store)[0] == "waiting"
+        assert [did(one, machine, store)[0] for one in (first, job)] == ["done", "done"]
+        (run,) = store.runs([job.cell])[:1]
+    folder = place / "files"
+    digest = weights.digest(folder / origin.id / "model-000001.safetensors")
+    assert str(digest) in str(run)
+    assert "cell:" not in (folder / own.id / "model-000001.safetensors").read_bytes().decode("latin-1")
+    Path("third.yaml").write_text(text.replace("dim: 8", "dim: 6"))
+    with pytest.raises(SpecError, match="has another network: its dim is 8, that of this cell 6"):
+        files.load("third.yaml").plan("paper", where="rate=other")

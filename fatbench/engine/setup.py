@@ -127,7 +127,7 @@ def setup(
         held=on_device(parts.held),
         classes=dataset.classes,
         data=data_facts,
-        weights=getattr(network, "pretrained", None),
+        weights=next((vars(part)["pretrained"] for part in network.modules() if "pretrained" in vars(part)), None),
         doubts={**dataset.doubts, **parts.doubts},
         note=dataset.note,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +18,7 @@ from fatbench.runner.jobs import WORSE, CellStatus, Event, Job, Machine, Turn, e
 from fatbench.runner.stage import Reader, carry_out, claim, demand_same_inputs, ready_for
 from fatbench.store import doubt_names
 from fatbench.store.doubt_names import IN_ROUNDS, PREFIX
-from fatbench.suite import calls, cost, facts, plugins
+from fatbench.suite import calls, cost, facts, plugins, weights
 from fatbench.suite.cells import Evaluation
 
 if TYPE_CHECKING:
@@ -60,13 +60,11 @@ class _Loaded:
     source: transfer.TrainedModel | None = None  # the source of `origins`
     origins: transfer.Origins | None = None
 
-    def setup(self, turn: Turn, machine: Machine, trained: Path) -> Setup:
-        """Return the cell's Setup, whose network takes at most `machine.microbatch` images at once.
-
-        trained: the file of a model of the cell.
-        """
+    def setup(self, turn: Turn, machine: Machine) -> Setup:
+        """Return the cell's Setup, whose network takes at most `machine.microbatch` images at once."""
         if self.ready is None:
-            self.ready, self.microbatch = ready_for(turn, machine, trained)[1], machine.microbatch
+            job = replace(turn.job, spec=weights.untrained(turn.job.spec))  # those of its own model follow
+            self.ready, self.microbatch = ready_for(replace(turn, job=job), machine, None)[1], machine.microbatch
         if machine.microbatch and machine.microbatch != self.microbatch:  # the GPU ran out of memory
             from fatbench.engine import microbatch
 
@@ -182,7 +180,7 @@ def _attack(stage: _Stage, turn: Turn, loaded: _Loaded, run: int, machine: Machi
     if digest is None:  # imported numbers name the digest of their model, so that no other file passes for it
         of_round = (row.record for (_, attack), row in rows.items() if attack.endswith(f"@{stage.round}"))
         digest = next((record["model"] for record in of_round if "model" in record), None)
-    ready = loaded.setup(turn, machine, file)
+    ready = loaded.setup(turn, machine)
     pairs = loaded.pairs(stage, file, digest, machine)
     record: dict[str, Any] = {} if digest is None else {"model": digest}
     record |= {"origin": stage.source.digest} if evaluation.origin is not None and stage.source.digest else {}

@@ -73,7 +73,7 @@ def _shorten(cell: Cell, plan: Plan, batches: int, images: int) -> Job:
     clients, batch = spec["partition"].get("clients") or 1, cost.local(spec["algorithm"]).get("batch") or 1
     available = spec["train"] or facts.of_data(spec["data"]).train or 10**9
     if weights.trained_by(spec) is not None:
-        spec["model"] = {**spec["model"], "weights": None}  # they do not change the time
+        spec["model"] = weights.changed(spec["model"], lambda _: None)  # they do not change the time
     spec["validation"] = min(spec["validation"], SIZES[0][1])
     fraction = 1 - float(number(spec["client_holdout"]))
     spec["train"] = min(available, int(batches * clients * batch / fraction) + 1 + spec["validation"])

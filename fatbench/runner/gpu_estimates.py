@@ -21,7 +21,7 @@ from typing import Any
 
 from fatbench import settings
 from fatbench.errors import SpecError, did_you_mean
-from fatbench.suite import calls, cost, facts
+from fatbench.suite import calls, cost, facts, weights
 from fatbench.suite.cells import Cell
 from fatbench.suite.duration import Speeds, estimate, kind, network
 
@@ -157,9 +157,7 @@ def count(spec: Mapping[str, Any]) -> tuple[float, float] | None:
     side = spec["size"] or data.side
     if side is None or data.channels is None or data.classes is None:
         return None
-    architecture = {
-        key: value for key, value in spec["model"].items() if key != "weights"
-    }  # initial weights do not change the count
+    architecture = weights.changed(spec["model"], lambda _: None)  # they do not change the count
     return _count(json.dumps(architecture, sort_keys=True), (data.channels, side, side), data.classes)
 
 

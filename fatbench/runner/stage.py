@@ -26,7 +26,7 @@ from fatbench.store import selection
 from fatbench.store.inputs import Inputs
 from fatbench.store.leases import LEASE
 from fatbench.store.stages import LeaseLost, Store
-from fatbench.suite import calls, cost, plugin_reads, plugins, registered, source_files
+from fatbench.suite import calls, cost, plugin_reads, plugins, registered, source_files, weights
 from fatbench.suite.cells import Evaluation, canonical
 
 log = logging.getLogger("fatbench")
@@ -264,8 +264,8 @@ def spec_of(header: Mapping[str, str]) -> calls.Call:
 
 
 def without_weights(model: Mapping[str, Any]) -> dict[str, Any]:
-    """A network's settings without that of its initial weights."""
-    return {key: value for key, value in model.items() if key != "weights"}
+    """A network's settings without that of its initial weights, and of those in it."""
+    return weights.changed(model, lambda _: None)
 
 
 def record_failure(error: BaseException, run: int, turn: Turn, stage: str) -> CellStatus:

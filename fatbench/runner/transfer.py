@@ -159,7 +159,7 @@ def read_origins(origin: TransferOrigin, source: TrainedModel, ready: Setup, mac
         raise MachineError(f"{error}; fatbench run {source.cell} trains it again") from None
     if not origin.cell:
         return replace(ready.problem, model=copy.deepcopy(ready.problem.model)), client_tensors
-    build = calls.build("Model", weights.with_path(origin.spec, Path(machine.data), file)["model"])
+    build = calls.build("Model", weights.with_path(weights.untrained(origin.spec), Path(machine.data))["model"])
     runtime = Runtime(Path(machine.data), torch.device(machine.device), microbatch=machine.microbatch)
     channels, height, width = ready.test[0].shape[1:]
     size = ready.problem.size

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from fatbench.errors import FatbenchError
-from fatbench.suite import cost, facts
+from fatbench.suite import cost, facts, weights
 from fatbench.suite.cells import Cell, Evaluation, Plan, digest
 
 
@@ -69,7 +69,7 @@ def kind(spec: Mapping[str, Any]) -> str:
 
 def _architecture(model: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of a network without its weights, which do not change its speed."""
-    return {key: value for key, value in model.items() if key != "weights"}
+    return weights.changed(model, lambda _: None)
 
 
 def _attack_key(attack: Mapping[str, Any]) -> str:

@@ -382,8 +382,9 @@ class Expansion:
         self, spec: Tree, layers: Sequence[Layer], seeds: Sequence[int]
     ) -> Iterator[tuple[Cell | None, Tree, list[int]]]:
         """(origin or None, settings that name it, seeds) for each cell whose weights cells of some seeds start from."""
-        node = spec["model"].get("weights") if isinstance(spec.get("model"), dict) else None
-        if not isinstance(node, dict):
+        model = spec["model"] if isinstance(spec.get("model"), dict) else {}
+        keys, node = next((found for found in weights.of_models(model) if isinstance(found[1], dict)), ((), None))
+        if node is None:
             yield None, spec, list(seeds)
             return
         seeds_by_origin: dict[str, tuple[Cell, list[int]]] = {}
@@ -392,10 +393,13 @@ class Expansion:
                 origin_cell = self._origin(node, seed)
                 seeds_by_origin.setdefault(origin_cell.id, (origin_cell, []))[1].append(seed)
         except SpecError as error:
-            where = self.suite.places.of_setting(layers, ("model", "weights", "suite"))
+            where = self.suite.places.of_setting(layers, ("model", *keys, "suite"))
             raise SpecError(f"{where}: weights: {error}") from None
         for origin_cell, origin_seeds in seeds_by_origin.values():
-            yield origin_cell, merge(spec, {"model": {"weights": f"{weights.CELL}{origin_cell.id}"}}), origin_seeds
+            origin: Any = f"{weights.CELL}{origin_cell.id}"
+            for key in reversed(("model", *keys)):
+                origin = {key: origin}
+            yield origin_cell, merge(spec, origin), origin_seeds
 
     def _origin(self, node: Tree, seed: int) -> Cell:
         """The cell of this preset behind `{suite: NAME, axis: label, ...}` with this seed, or the only one."""
@@ -444,6 +448,9 @@ def _matches(key: Key, condition: Mapping[str, Sequence[str]]) -> bool:
 def _demand_same_network(origin_cell: Cell, spec: Mapping[str, Any], location: str) -> None:
     """SpecError if an origin's weights do not fit the network; the head may differ, a new one starts at random."""
     origin_model, own_model = origin_cell.spec["model"], spec["model"]
+    origin = f"{weights.CELL}{origin_cell.id}"
+    for key in next(keys[:-1] for keys, text in weights.of_models(own_model) if text == origin):  # in a network in it
+        own_model = own_model[key]
     for key in dict.fromkeys([*origin_model, *own_model]):
         # a head of another kind or width starts at random
         if key in ("weights", "head") or key.startswith("head_") or origin_model.get(key) == own_model.get(key):

@@ -18,7 +18,7 @@ import functools
 import hashlib
 import importlib.metadata
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -100,11 +100,35 @@ def split_tag(text: str) -> tuple[str | None, str | None]:
     return match["tag"], match["sha256"] and f"sha256:{match['sha256']}"
 
 
+def of_models(model: Mapping[str, Any], keys: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """(keys, weights) of a model and of those in it: (("base", "weights"), "timm") of a wrapped network."""
+    for key, value in model.items():
+        if key == "weights" and value is not None:
+            yield (*keys, key), value
+        elif isinstance(value, Mapping):
+            yield from of_models(value, (*keys, key))
+
+
+def changed(model: Mapping[str, Any], new: Callable[[Any], Any]) -> dict[str, Any]:
+    """A model with its weights and those of models in it changed; None leaves the setting out."""
+    pairs = {
+        key: new(value) if key == "weights" else changed(value, new) if isinstance(value, Mapping) else value
+        for key, value in model.items()
+    }
+    return {key: value for key, value in pairs.items() if key != "weights" or value is not None}
+
+
+def untrained(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """A cell without the weights of another cell, for a network whose weights are replaced anyway."""
+    if trained_by(spec) is None:
+        return dict(spec)
+    return {**spec, "model": changed(spec["model"], lambda text: None if _TRAINED.match(str(text)) else text)}
+
+
 def trained_by(spec: Mapping[str, Any]) -> str | None:
     """The id of the cell from whose last model a cell starts, or None."""
-    text = spec["model"].get("weights")
-    match = _TRAINED.match(text) if isinstance(text, str) else None
-    return match and match["cell"]
+    matches = (_TRAINED.match(text) for _, text in of_models(spec["model"]) if isinstance(text, str))
+    return next((match["cell"] for match in matches if match), None)
 
 
 def content(text: str) -> str:
@@ -180,22 +204,24 @@ def status(weights: Weights, root: Path) -> dict[str, Any]:
 def with_path(spec: Mapping[str, Any], root: Path, trained: Path | None = None) -> Mapping[str, Any]:
     """A cell with the path of its weights in place of their name, for the function that reads them.
 
-    trained: the file of the origin's last model, or of a later model of this network if that replaces the weights
-    anyway. MachineError if it is needed but not given.
+    trained: the file of the origin's last model. MachineError if it is needed but not given.
     """
-    model = spec["model"]
-    text = model.get("weights")
-    if (cell := trained_by(spec)) is not None:
-        if trained is None:
-            raise MachineError(f"the network starts from the weights of cell {cell}, which are missing")
-        return {**spec, "model": {**model, "weights": str(trained)}}
-    known_weights = parse_weights(text) if isinstance(text, str) else None
-    return spec if known_weights is None else {**spec, "model": {**model, "weights": str(path_of(known_weights, root))}}
+    if (cell := trained_by(spec)) is not None and trained is None:
+        raise MachineError(f"the network starts from the weights of cell {cell}, which are missing")
+
+    def path(text: Any) -> Any:
+        if not isinstance(text, str):
+            return text
+        known_weights = parse_weights(text)
+        here = trained if _TRAINED.match(text) else None if known_weights is None else path_of(known_weights, root)
+        return text if here is None else str(here)
+
+    return {**spec, "model": changed(spec["model"], path)} if any(of_models(spec["model"])) else spec
 
 
 def weights_of(specs: Iterable[Mapping[str, Any]]) -> list[str]:
     """The weights of cells as written in suites, each once."""
-    texts = (spec["model"].get("weights") for spec in specs)
+    texts = (text for spec in specs for _, text in of_models(spec["model"]))
     return list(dict.fromkeys(text for text in texts if isinstance(text, str)))
 
 
