@@ -724,18 +724,20 @@ def test_identities_are_checked(empty: Store, lines: list[str], tmp_path: Path) 
     assert len(empty.cells()) == 2
 
 
-def test_identities_are_checked_before_the_first_cell_and_again_as_each_is_taken_in(
+def test_what_is_taken_in_is_what_was_checked(
     empty: Store, lines: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The file may be another by then."""
+    """All identities are checked before the first cell. The file may be another by then."""
     monkeypatch.setattr(exchange, "BATCH", 1)
     file = put(tmp_path, "".join(lines))
     with pytest.raises(ExchangeError, match=r"cell b: its id does not match its settings \(a\)"):
         import_(empty, file, identify=lambda spec: "a")
     assert empty.cells() == {}
-    with pytest.raises(ExchangeError, match=r"cell b: its id does not match its settings \(a\)"):
-        import_(empty, file, identify=lambda spec: "a", checked=exchange.Checked((), {}, {}))
-    assert [*empty.cells()] == ["a"]
+    documents = io.BytesIO()
+    checked = exchange.check(empty, file, target=documents)
+    file.write_text("another")
+    documents.seek(0)
+    assert exchange.take(empty, checked, documents)["new cells"] == 2
 
 
 @pytest.mark.promise("Input", "With `--skip-bad`, bad lines are named and left out")
@@ -749,14 +751,17 @@ def test_bad_lines_are_named_and_left_out(store: Store, empty: Store, lines: lis
     whole = [text[0].replace("2", "5", 1), edited, "no\n", changed(other, lambda c: c.update(colour="red")), other]
     file = put(tmp_path, "".join(whole))
     bad: list[str] = []
-    assert exchange.check(empty, file, problems=bad).bad == {2, 3, 4}
+    documents = io.BytesIO()
+    checked = exchange.check(empty, file, problems=bad, target=documents)
+    assert checked.bad == {2, 3, 4}
     assert [message.removeprefix(str(file)) for message in bad] == [
         ":2: cell a train: loss of round 1 is 7.5 (n=0) there and 2.5 (n=0) here",
         ":3: not JSON (Expecting value at column 1)",
         ":4: colour: Extra inputs are not permitted",
         ": ends after 4 of 5 cells: it is truncated",
     ]
-    assert import_(empty, file, checked=exchange.Checked({2, 3, 4}, {}, {}))["new cells"] == 1
+    documents.seek(0)
+    assert exchange.take(empty, checked, documents)["new cells"] == 1
     assert sorted(empty.cells()) == ["a", "b", "c"]
 
 
@@ -766,6 +771,8 @@ def test_an_import_waits_for_who_claims_a_stage_of_the_cell(store: Store, tmp_pa
         pytest.skip("SQLite has one writer")
     fill(store)
     file = put(tmp_path, exported(store, ["a"]))
+    documents = io.BytesIO()
+    checked = exchange.check(None, file, target=documents)  # as if its line were not known
     at = store.database._engine.url
     at = at.update_query_dict({"options": f"{at.query.get('options', '')} -c lock_timeout=200"})
     with Store.open(at.render_as_string(hide_password=False)) as impatient:
@@ -773,7 +780,8 @@ def test_an_import_waits_for_who_claims_a_stage_of_the_cell(store: Store, tmp_pa
             with store.database.writing() as connection:
                 connection.execute(select(CELLS.c.id).where(CELLS.c.id == cell).with_for_update(key_share=True))
                 with pytest.raises(FatbenchError, match="lock timeout") if waits else nullcontext():
-                    import_(impatient, file, checked=exchange.Checked((), {}, {}))  # as if its line were not known
+                    documents.seek(0)
+                    exchange.take(impatient, checked, documents)
 
 
 @pytest.mark.promise("Input", "An import lets other processes write in between")

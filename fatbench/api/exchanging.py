@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -140,29 +141,33 @@ def take_in(
             raise SpecError(f"{databases[0]} is a database: import it by itself")
         return [_take_over(databases[0], settings.database(db))], {}, []
     tars = {source for source in sources if tar.is_tar(source)}
-    with opened(db, create=True) as store:
-        checked: list[Any] = [
-            tar.read(source, identity, contradiction)
-            if source in tars
-            else jsonl.check(store, source, identify=identity, contradiction=contradiction, problems=problems)
-            for source in sources
-        ]
-    summaries, cells = list[dict[str, Any]](), set[str]()
     url = settings.database(db)
-    with _with_folder(url) if tars else Store.open(url, create=True) as store:
-        for file, lines in zip(sources, checked, strict=True):
-            if file in tars:
-                summaries.append(_take_in_tar(store, settings.files_folder(url), lines))
-                cells |= lines.cells.keys()
-                continue
-            summary = jsonl.import_(store, file, identify=identity, checked=lines, imported_cells=cells)
-            summaries.append({"file": str(file), **summary, "invalid lines": len(lines.bad)})
-        for plan in cell_labels.of_unlabelled(store):
-            store.store_points(cell_labels.points_of(plan))
-        relabelled = cell_labels.mark_shipped(store, cells)
-        sql_tables.judge(store, sorted(cells))
-        several = any(summary.get("new replicates") for summary in summaries)
-        return summaries, inputs.differing_replicates(store.database) if several else {}, relabelled
+    summaries, cells = list[dict[str, Any]](), set[str]()
+    with tempfile.TemporaryFile() as documents:
+        with opened(db, create=True) as store:
+            checked: list[Any] = [
+                tar.read(source, identity, contradiction)
+                if source in tars
+                else jsonl.check(
+                    store, source, identify=identity, contradiction=contradiction, problems=problems, target=documents
+                )
+                for source in sources
+            ]
+        documents.seek(0)
+        with _with_folder(url) if tars else Store.open(url, create=True) as store:
+            for file, lines in zip(sources, checked, strict=True):
+                cells |= set(lines.cells)
+                if file in tars:
+                    summaries.append(_take_in_tar(store, settings.files_folder(url), lines))
+                    continue
+                summary = jsonl.take(store, lines, documents)
+                summaries.append({"file": str(file), **summary, "invalid lines": len(lines.bad)})
+            for plan in cell_labels.of_unlabelled(store):
+                store.store_points(cell_labels.points_of(plan))
+            relabelled = cell_labels.mark_shipped(store, cells)
+            sql_tables.judge(store, sorted(cells))
+            several = any(summary.get("new replicates") for summary in summaries)
+            return summaries, inputs.differing_replicates(store.database) if several else {}, relabelled
 
 
 def _with_folder(url: str) -> Any:

@@ -162,9 +162,9 @@ def _results(file: str, format: str, result: dict[str, Any]) -> None:
     from fatbench.suite.asked import contradiction, identity
 
     lines = jsonl.check(None, file, identify=identity, contradiction=contradiction)
-    result.setdefault("files", []).append({"file": file, "ok": True, "cells": len(lines.good)})
+    result.setdefault("files", []).append({"file": file, "ok": True, "cells": lines.new})
     if format == "text":
-        print(f"{file}: ok ({len(lines.good)} cells)")
+        print(f"{file}: ok ({lines.new} cells)")
 
 
 def _database(url: str, repair: bool, format: str, result: dict[str, Any]) -> None:

@@ -232,12 +232,10 @@ def _add_numbers(connection: Connection, of_stages: Iterable[tuple[str, Cell, St
     groups: dict[tuple[str, str, int, str, int, str], list[tuple[int, float, int]]] = {}
     count = 0
     for id, cell, stage in of_stages:
-        for round, clients, n, metrics, run, created in stage.numbers:
-            sizes = n if isinstance(n, list | tuple) else [n] * len(clients)
-            for metric, values in metrics.items():
-                group = (id, stage.stage, round, metric, ids[cell.runs[run].uid], created)
-                groups.setdefault(group, []).extend(zip(clients, values, sizes, strict=True))
-            count += len(clients) * len(metrics)
+        for round, metric, clients, values, sizes, run, created in stage.rows.series():
+            group = (id, stage.stage, round, metric, ids[cell.runs[run].uid], created)
+            groups.setdefault(group, []).extend(zip(clients, values, sizes, strict=True))
+            count += len(clients)
             if count > 20_000:
                 numbers.append(connection, groups)
                 groups, count = {}, 0

@@ -194,14 +194,24 @@ class Numbers:
         self.blocks = blocks
 
     def __iter__(self) -> Iterator[tuple[Any, ...]]:
+        for round, metric, clients, values, sizes, run, created in self.series():
+            for client, value, size in zip(clients, values, sizes, strict=True):
+                yield round, client, metric, value, size, run, created
+
+    def series(self) -> Iterator[tuple[Any, ...]]:
+        """(round, metric, clients, their values, their n, run, created), one for each metric of a block."""
         for round, clients, n, metrics, run, created in self.blocks:
             sizes = n if isinstance(n, list | tuple) else [n] * len(clients)
             for metric, values in metrics.items():
-                for client, value, size in zip(clients, values, sizes, strict=True):
-                    yield round, client, metric, value, size, run, created
+                yield round, metric, clients, values, sizes, run, created
 
     def __len__(self) -> int:
         return sum(len(block[1]) * len(block[3]) for block in self.blocks)
+
+    def of(self, metric: str) -> Numbers:
+        """Those of one metric."""
+        blocks = (block for block in self.blocks if metric in block[3])
+        return Numbers([(*block[:3], {metric: block[3][metric]}, *block[4:]) for block in blocks])
 
     def rounds(self) -> Iterator[list[tuple[Any, ...]]]:
         """The rows of each round in order, provided that the blocks are in the order of rounds."""
@@ -362,8 +372,12 @@ def digest(cell: Cell, stage: Stage) -> str:
     """The digest of a stage of a document."""
     uids = [run.uid for run in cell.runs]
     sealing = Sealing.of(cell, stage)
-    for rows in stage.rows.rounds():
-        sealing.add([[*row[:3], row[3] + 0.0, row[4], uids[row[5]], row[6]] for row in rows])
+    blocks = [
+        (*block[:3], {name: [value + 0.0 for value in block[3][name]] for name in block[3]}, uids[block[4]], block[5])
+        for block in stage.numbers
+    ]
+    for rows in Numbers(blocks).rounds():
+        sealing.add(rows)
     return sealing.hexdigest()
 
 
@@ -451,7 +465,7 @@ def _json(text: str, at: str) -> Any:
         raise ExchangeError(f"{at}: {error}") from None
     if "\\u" in text:
         _check_storable(value, at)
-    if ESCAPED.search(text):
+    if ("\\" in text or not text.isascii() or "\x7f" in text) and ESCAPED.search(text):
         _check_printable(value, at)
     return value
 

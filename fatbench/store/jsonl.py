@@ -19,11 +19,12 @@ stands: "points": [{"suite": "sfat-mu", "preset": "quick", "labels": {"mu": "0.1
 
 from __future__ import annotations
 
-import hashlib
+import pickle
+import tempfile
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, NamedTuple, TextIO
+from typing import Any, BinaryIO, NamedTuple, TextIO
 
 from sqlalchemy import Connection, select
 from sqlalchemy.exc import DataError, IntegrityError
@@ -116,22 +117,13 @@ BATCH = 100  # cells of a transaction: other processes can write between two of 
 PART = 2**20  # characters that are held at a time, and the line that goes beyond
 
 
-class Known(NamedTuple):
-    """A line of which the database has every word."""
-
-    sha256: bytes  # of the line
-    cell: str
-    numbers: int
-
-
 class Checked(NamedTuple):
-    """What `check` found: the bad lines by number, those of which there is nothing to take in, and the SHA-256 of the
-    other good ones.
-    """
+    """What `check` found in a file."""
 
-    bad: Collection[int]
-    known: Mapping[int, Known]
-    good: Mapping[int, bytes]
+    bad: Collection[int]  # numbers of lines
+    cells: Collection[str]  # ids in the good lines
+    known: Sequence[int]  # for each line of which the database has every word, how many numbers it has
+    new: int  # lines that there is something to take in of
 
 
 def check(
@@ -141,22 +133,25 @@ def check(
     identify: Identify | None = None,
     contradiction: Contradiction | None = None,
     problems: list[str] | None = None,
+    target: BinaryIO | None = None,
 ) -> Checked:
     """Look at every line of a file that `export` wrote and write nothing: which are bad, and which are here already.
 
     store: the database that will take them in; None: it is not there yet. problems: what is wrong with each bad line is
-    added to it; without it the first bad line is an ExchangeError. A file that is none of ours always is, and one that
+    added to it; without it the first bad line is an ExchangeError. target: a stream that `take` reads the documents
+    from, so that what is taken in is what was checked. A file that is none of ours always is an error, and one that
     cannot be read is a MachineError. Other arguments as for `import_`.
     """
-    path, bad, known, good = Path(file), set[int](), dict[int, Known](), dict[int, bytes]()
+    path, bad, ids, known, new = Path(file), set[int](), set[str](), list[int](), 0
     line_by_run: dict[str, int] = {}  # run -> the line it is in
     with read_parts(path) as (promised, version, numbered):
         count = 0
         for lines in numbered:
-            read = [(number, line, _read(line, version, f"{path}:{number}", identify)) for number, line in lines]
+            read = [(number, _read(line, version, f"{path}:{number}", identify)) for number, line in lines]
+            good = list[tuple[str, Cell]]()
             with nullcontext() if store is None else store.database.reading() as connection:
-                here = _here(connection, [cell for *_, cell in read if isinstance(cell, Cell)])
-                for number, line, cell in read:
+                here = _here(connection, [cell for _, cell in read if isinstance(cell, Cell)])
+                for number, cell in read:
                     location = f"{path}:{number}"
                     count += 1
                     try:
@@ -175,87 +170,70 @@ def check(
                         if not is_here and is_related and connection is not None and store is not None:
                             place = _place(connection, cell, location, store.database.path)
                             is_here = place is not None and place.merged == place.before and _points_stand(cell, here)
+                        ids.add(cell.cell)
                         if is_here:
-                            size = sum(len(stage.rows) for stage in cell.stages)
-                            known[number] = Known(_sha256(line), cell.cell, size)
+                            known.append(sum(len(stage.rows) for stage in cell.stages))
                         else:
-                            good[number] = _sha256(line)
+                            good.append((location, cell))
                     except ExchangeError as error:
                         if problems is None:
                             raise
                         problems.append(str(error).removesuffix(NOTHING))
                         bad.add(number)
+            new += len(good)
+            if target is not None and good:
+                pickle.dump(good, target)
         if count < promised:
             truncation = f"{path}: ends after {count} of {promised} cells: it is truncated"
             if problems is None:
                 raise ExchangeError(truncation)
             problems.append(truncation)
-    return Checked(bad, known, good)
+    return Checked(bad, ids, known, new)
 
 
 def import_(
-    store: Store,
-    file: str | Path,
-    *,
-    identify: Identify | None = None,
-    contradiction: Contradiction | None = None,
-    checked: Checked | None = None,
-    imported_cells: set[str] | None = None,
+    store: Store, file: str | Path, *, identify: Identify | None = None, contradiction: Contradiction | None = None
 ) -> dict[str, int]:
     """Take in a file that `export` wrote; counts of what was in it and what was new. Importing twice changes nothing.
 
     identify: the identity of a spec; a cell whose id is another is refused. contradiction: in what the name of a stage
-    contradicts its settings (`fatbench.suite.asked`). checked: what `check` found; without it the file is checked
-    first. imported_cells: the ids of the file's cells are added to it. ExchangeError, and nothing written: not such
-    a file, damaged, or a number of the same run that is another here. A cell that has other numbers here, of other
-    runs, is taken in as a replicate (`fatbench.store.replicates`). MachineError: the file cannot be read.
+    contradicts its settings (`fatbench.suite.asked`). ExchangeError, and nothing written: not such a file, damaged, or
+    a number of the same run that is another here. A cell that has other numbers here, of other runs, is taken in as a
+    replicate (`fatbench.store.replicates`). MachineError: the file cannot be read.
+    """
+    with tempfile.TemporaryFile() as documents:
+        checked = check(store, file, identify=identify, contradiction=contradiction, target=documents)
+        documents.seek(0)
+        return take(store, checked, documents)
+
+
+def take(store: Store, checked: Checked, documents: BinaryIO) -> dict[str, int]:
+    """Take in the documents of a file that was checked; counts as of `import_`.
 
     BATCH cells are a transaction. Whoever is killed between two of them imports the file again.
     """
-    path = Path(file)
-    checked = check(store, path, identify=identify, contradiction=contradiction) if checked is None else checked
     names = ("cells", "new cells", "new replicates", "new stages", "new numbers", "numbers already here")
-    counts = dict.fromkeys(names, 0)
-    with read_parts(path) as (_, version, numbered):
-        for lines in numbered:
-            known, cells = [], []
-            for number, line in lines:
-                sha256 = _sha256(line)
-                if number in checked.known and checked.known[number].sha256 == sha256:
-                    known.append(checked.known[number])
-                elif number not in checked.bad:
-                    location, is_sure = f"{path}:{number}", checked.good.get(number) == sha256
-                    cell = translated(line, version, location, identify)
-                    if not is_sure:  # somebody else has written the file meanwhile
-                        refuse(cell, location, identify, contradiction)
-                    cells.append((location, cell))
-            cells_before = counts["cells"]
-            try:
-                with store.database.writing() as connection:
-                    lock(connection)
-                    take_in(connection, cells, counts, store.database.path)
-                counts["cells"] += len(cells) + len(known)
-                counts["numbers already here"] += sum(line.numbers for line in known)
-                if imported_cells is not None:
-                    imported_cells |= {cell.cell for _, cell in cells} | {line.cell for line in known}
-            except (UnicodeEncodeError, DataError):
-                raise ExchangeError(
-                    f"{cells[0][0]} or below: text that cannot be stored{_already_imported(cells_before)}"
-                ) from None
-            except IntegrityError as error:
-                raise ExchangeError(
-                    f"{cells[0][0]} or below: contradicts what is here: {error.orig}{_already_imported(cells_before)}"
-                ) from None
-            except ExchangeError as error:  # somebody else wrote in the meantime
-                raise ExchangeError(f"{str(error).removesuffix(NOTHING)}{_already_imported(cells_before)}") from None
+    counts = dict.fromkeys(names, 0) | {"cells": len(checked.known), "numbers already here": sum(checked.known)}
+    taken = 0
+    while taken < checked.new:
+        cells: list[tuple[str, Cell]] = pickle.load(documents)
+        suffix = f"; {taken} cells before it were imported" if taken else NOTHING
+        try:
+            with store.database.writing() as connection:
+                lock(connection)
+                take_in(connection, cells, counts, store.database.path)
+        except (UnicodeEncodeError, DataError):
+            raise ExchangeError(f"{cells[0][0]} or below: text that cannot be stored{suffix}") from None
+        except IntegrityError as error:
+            raise ExchangeError(f"{cells[0][0]} or below: contradicts what is here: {error.orig}{suffix}") from None
+        except ExchangeError as error:  # somebody else wrote in the meantime
+            raise ExchangeError(f"{str(error).removesuffix(NOTHING)}{suffix}") from None
+        taken += len(cells)
+        counts["cells"] += len(cells)
     return counts
 
 
 NOTHING = "; nothing was imported"
-
-
-def _already_imported(cells: int) -> str:
-    return f"; {cells} cells before it were imported" if cells else NOTHING
 
 
 @contextmanager
@@ -335,10 +313,6 @@ def refuse(
 
 def _refusal(location: str, cell: Cell, stage: str, problem: str) -> ExchangeError:
     return ExchangeError(f"{location}: cell {cell.cell}{' ' * bool(stage)}{stage}: {problem}")
-
-
-def _sha256(line: str) -> bytes:
-    return hashlib.sha256(line.encode()).digest()
 
 
 def is_export(file: str | Path) -> bool:

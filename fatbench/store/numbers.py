@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, delete, insert, select
+from sqlalchemy import Connection, delete, func, select
 
 from fatbench.store.schema import NUMBERS, ROUND_METRICS, VALUES
 
@@ -18,20 +18,29 @@ def append(
     """Write numbers, {values of SHARED: [(client, value, n)]}. The caller knows that none exists yet."""
     if not groups:
         return
-    heads = [dict(zip(SHARED, group, strict=True)) for group in groups]
-    # Returned with all columns: for ids in the order of the rows, SQLAlchemy would insert them one by one on SQLite.
-    columns = [ROUND_METRICS.c[name] for name in SHARED]
-    inserted_rows = connection.execute(insert(ROUND_METRICS).returning(ROUND_METRICS.c.id, *columns), heads)
-    ids = {tuple(group): id for id, *group in inserted_rows}
+    ids = _new_ids(connection, len(groups))
+    heads = [(id, *group) for id, group in zip(ids, groups, strict=True)]
+    _insert(connection, ROUND_METRICS.name, ("id", *SHARED), heads)
+    values = zip(ids, groups.values(), strict=True)
+    # + 0.0: SQLite has no -0.0, so no database has
+    rows = [(id, client, float(value) + 0.0, n) for id, entries in values for client, value, n in entries]
+    _insert(connection, VALUES.name, ("round_metric", "client", "value", "n"), rows)
+
+
+def _new_ids(connection: Connection, count: int) -> Sequence[int]:
+    """Ids of rows that are about to be added to `round_metrics`."""
+    if connection.dialect.name == "sqlite":  # has one writer
+        last = connection.execute(select(func.max(ROUND_METRICS.c.id))).scalar() or 0
+        return range(last + 1, last + 1 + count)
+    sequence = func.nextval(func.pg_get_serial_sequence(ROUND_METRICS.name, "id"))
+    return connection.scalars(select(sequence).select_from(func.generate_series(1, count))).all()
+
+
+def _insert(connection: Connection, table: str, columns: Sequence[str], rows: list[tuple[Any, ...]]) -> None:
+    """Add rows by the driver: there may be millions, and nothing in them that SQLAlchemy converts."""
     place = "?" if connection.dialect.paramstyle == "qmark" else "%s"
-    connection.exec_driver_sql(  # there may be millions, and nothing in them that SQLAlchemy converts
-        f"INSERT INTO numbers (round_metric, client, value, n) VALUES ({', '.join([place] * 4)})",
-        [
-            (ids[group], client, float(value) + 0.0, n)
-            for group, entries in groups.items()
-            for client, value, n in entries
-        ],  # + 0.0: SQLite has no -0.0, so no database has
-    )
+    places = ", ".join([place] * len(columns))
+    connection.exec_driver_sql(f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({places})", rows)
 
 
 def known_keys(connection: Connection, cell: str, stage: str, rounds: set[int]) -> set[tuple[str, int, int]]:

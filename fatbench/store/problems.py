@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import pairwise
+from itertools import groupby
 from typing import Any
 
 from fatbench.errors import FatbenchError, UnknownName
 from fatbench.store import selection
-from fatbench.store.document import Cell, Stage, digest, shorten
+from fatbench.store.document import Cell, Numbers, Stage, digest, shorten
 from fatbench.store.stage_names import parsed
 
 Identify = Callable[[Mapping[str, Any]], str]
@@ -126,13 +126,13 @@ def misfits(cell: Cell) -> Iterator[tuple[str, str]]:
                 yield stage.stage, f"run {run} does not exist"
                 return
         last_round = -1
-        for rows in stage.rows.rounds():
-            keys = [row[:3] for row in rows]
-            if rows[0][0] < last_round:
-                yield stage.stage, f"the numbers of round {rows[0][0]} follow those of round {last_round}"
-            last_round = rows[0][0]
-            if twice := [key for key, following in pairwise(keys) if key == following]:
-                yield "", f"number {twice[0]} occurs twice"
+        for round, blocks in groupby(stage.numbers, lambda block: block[0]):
+            keys = [(round, client, metric) for block in blocks for metric in block[3] for client in block[1]]
+            if round < last_round:
+                yield stage.stage, f"the numbers of round {round} follow those of round {last_round}"
+            last_round = round
+            if len(set(keys)) < len(keys):
+                yield "", f"number {min(key for key, count in Counter(keys).items() if count > 1)} occurs twice"
         position = 0
         try:
             chunks = stage.chunks
@@ -169,8 +169,8 @@ def _training_contradiction(cell: Cell) -> str | None:
     training = cell.by_stage.get("train")
     logged = {
         round: (value, n)
-        for round, client, metric, value, n, *_ in (() if training is None else training.rows)
-        if metric == "natural" and client < 0
+        for round, client, _, value, n, *_ in (() if training is None else training.rows.of("natural"))
+        if client < 0
     }
     for stage in cell.stages:
         name, settings = parsed(stage.stage), stage.settings or {}
@@ -199,12 +199,12 @@ def _last_round_problem(spec: Mapping[str, Any], stage: Stage) -> str | None:
     return f"finished in round {last_round if stage.round == rounds else stage.round} of {rounds}"
 
 
-def _best_round_problem(record: Mapping[str, Any], numbers: Iterable[Sequence[Any]]) -> str | None:
+def _best_round_problem(record: Mapping[str, Any], numbers: Numbers) -> str | None:
     """How the best rounds recorded in training contradict its numbers, or None."""
     for name, metric in selection.MONITORED.items():
         if (best_record := record.get(name)) is None:
             continue
-        series = {round: value for round, client, of, value, *_ in numbers if of == metric and client < 0}
+        series = {round: value for round, client, _, value, *_ in numbers.of(metric) if client < 0}
         best = selection.checkpoint_round(series)
         if best is not None and (best_record["round"], best_record.get("value")) != (best, series[best]):
             chosen_round = f"{name} is {best_record.get('value')!r} in round {best_record['round']}"
@@ -213,7 +213,7 @@ def _best_round_problem(record: Mapping[str, Any], numbers: Iterable[Sequence[An
 
 
 def _number_problem(
-    spec: Mapping[str, Any], stage: str, numbers: Iterable[Sequence[Any]], chunks: Sequence[tuple[int, bytes]]
+    spec: Mapping[str, Any], stage: str, numbers: Numbers, chunks: Sequence[tuple[int, bytes]]
 ) -> str | None:
     """The first impossible number among a stage's numbers (as in a line) and outcomes [(how many, bits)], or None."""
     last_round, clients, images = (_bound(spec, *keys) for keys in BOUNDS)
@@ -222,60 +222,60 @@ def _number_problem(
     if evaluation and last_round is not None and stage_round > last_round:
         return f"round {stage_round} of {last_round}"
     correct, total = count_correct(chunks)
-    of_clients = Counter((name, round) for round, client, name, *_ in numbers if client >= 0)
+    of_clients = Counter[tuple[str, int]]()
+    for round, name, owners, *_ in numbers.series():
+        of_clients[name, round] += sum(client >= 0 for client in owners)
     models = of_clients[metric, stage_round] or 1
-    for round, client, name, value, n, *_ in numbers:
-        subject = f"{name} of client {client}" if client >= 0 else name
+    for round, name, owners, values, sizes, *_ in numbers.series():
         of_stage = evaluation and name == metric
-        if (of_stage and round != stage_round) or (last_round is not None and round > last_round):
-            return (
-                f"{subject} is of round "
-                f"{round}{f', the stage of round {stage_round}' if of_stage else f' of {last_round}'}"
-            )
-        if (of_stage or name in FRACTIONS) and not 0 <= value <= 1:
-            return f"{subject} is {value!r}: not in [0, 1]"
-        if name in COUNTS and value < 0:
-            return f"{subject} is {value!r}: below 0"
-        if client < -1:
-            return f"{name} of client {client}: clients are counted from 0"
-        if (of_stage or name in OF_CLIENTS) and clients is not None and client >= clients:
-            return f"{subject}: the cell has {clients} clients"
-        if (of_stage or name in OF_TEST_IMAGES) and n < 1:
-            return f"{subject} is over no images"
-        if (of_stage or name in OF_TEST_IMAGES) and images is not None and n > images:
-            return f"{subject} is of {n} images, the cell has {images}"
-        if of_stage and client < 0 and (problem := disagreement(name, value, n, correct, total)):
-            return problem
-        if of_stage and client < 0 and total and n * models != total:
-            return f"{subject} is of {n} images and {models} model{'s' * (models != 1)}, its outcomes are of {total}"
+        is_fraction, is_of_images = of_stage or name in FRACTIONS, of_stage or name in OF_TEST_IMAGES
+        is_of_client = (of_stage or name in OF_CLIENTS) and clients is not None
+        is_mean = not total if of_stage else name in MEANS
         of = metric if name == "zero_gradients" else CLASSES.get(name, name)  # a mean over the same models
-        models_averaged = 1 if client >= 0 and name not in CLASSES else of_clients[of, round] or 1
-        if ((of_stage and not total) or (name in MEANS and not of_stage)) and (
-            problem := impossible(subject, value, n, models_averaged)
-        ):
-            return problem
+        for client, value, n in zip(owners, values, sizes, strict=True):
+            subject = f"{name} of client {client}" if client >= 0 else name
+            if (of_stage and round != stage_round) or (last_round is not None and round > last_round):
+                return f"{subject} is of round {round}" + (
+                    f", the stage of round {stage_round}" if of_stage else f" of {last_round}"
+                )
+            if is_fraction and not 0 <= value <= 1:
+                return f"{subject} is {value!r}: not in [0, 1]"
+            if value < 0 and name in COUNTS:
+                return f"{subject} is {value!r}: below 0"
+            if client < -1:
+                return f"{name} of client {client}: clients are counted from 0"
+            if is_of_client and client >= clients:
+                return f"{subject}: the cell has {clients} clients"
+            if is_of_images and n < 1:
+                return f"{subject} is over no images"
+            if is_of_images and images is not None and n > images:
+                return f"{subject} is of {n} images, the cell has {images}"
+            if of_stage and client < 0 and (problem := disagreement(name, value, n, correct, total)):
+                return problem
+            if of_stage and client < 0 and total and n * models != total:
+                return (
+                    f"{subject} is of {n} images and {models} model{'s' * (models != 1)}, its outcomes are of {total}"
+                )
+            models_averaged = 1 if client >= 0 and name not in CLASSES else of_clients[of, round] or 1
+            if is_mean and (problem := impossible(subject, value, n, models_averaged)):
+                return problem
     if problem := _class_contradiction(numbers):
         return problem
-    of_stage = sorted((row for row in numbers if row[2] == metric), key=tuple)
-    return _client_contradiction(metric, of_stage, chunks) if evaluation else None
+    return _client_contradiction(metric, sorted(numbers.of(metric)), chunks) if evaluation else None
 
 
-def _class_contradiction(numbers: Iterable[Sequence[Any]]) -> str | None:
+def _class_contradiction(numbers: Numbers) -> str | None:
     """How the accuracies by class contradict that of all images, or None."""
-    classes: dict[tuple[str, int], list[tuple[float, int]]] = {}
-    overall: dict[tuple[str, int], tuple[float, int]] = {}
-    for round, client, name, value, n, *_ in numbers:
-        if name in CLASSES:
-            classes.setdefault((CLASSES[name], round), []).append((value, n))
-        elif client < 0:
-            overall[name, round] = value, n
-    for (name, round), class_accuracies in classes.items():
-        value, n = overall.get((name, round), (0.0, 0))
-        correct = sum(accuracy * images for accuracy, images in class_accuracies)
-        if n == sum(images for _, images in class_accuracies) and abs(correct - value * n) > FINEST * len(
-            class_accuracies
-        ):
-            return f"{name} of round {round} is {value!r}, its classes say {correct / n!r}"
+    for name, of in CLASSES.items():
+        classes: dict[int, list[tuple[float, int]]] = {}
+        for round, _, _, value, n, *_ in numbers.of(name):
+            classes.setdefault(round, []).append((value, n))
+        overall = {round: (value, n) for round, client, _, value, n, *_ in numbers.of(of) if classes and client < 0}
+        for round, accuracies in classes.items():
+            value, n = overall.get(round, (0.0, 0))
+            correct, images = sum(accuracy * images for accuracy, images in accuracies), sum(n for _, n in accuracies)
+            if n == images and abs(correct - value * n) > FINEST * len(accuracies):
+                return f"{of} of round {round} is {value!r}, its classes say {correct / n!r}"
     return None
 
 

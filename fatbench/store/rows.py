@@ -18,10 +18,8 @@ from fatbench.errors import escapes, printable
 from fatbench.store.liveness import process_start, this_machine
 from fatbench.store.schema import RUNS
 
-
-def dumps(value: Any) -> str:
-    """Canonical JSON: sorted keys, no spaces. Raises ValueError for NaN and infinities."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+# Canonical JSON: sorted keys, no spaces. Raises ValueError for NaN and infinities.
+dumps = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False).encode
 
 
 def current_time() -> str:
