@@ -39,8 +39,9 @@ from fatbench.engine.experiment import experiment
 from fatbench.engine.gradients import demand_logits
 from fatbench.engine.inject import requested_arguments
 from fatbench.engine.local import LocalTraining, frozen_copy
-from fatbench.engine.malicious import Malicious, NoHonestClient, deal, finite
+from fatbench.engine.malicious import Malicious, NoHonestClient, deal, finite, target_of
 from fatbench.engine.mixing import aggregate
+from fatbench.engine.optimizers import ServerTraining
 from fatbench.engine.randomness import forked, generator, numpy_generator
 from fatbench.engine.rounds import Context, Problem, State, Update
 from fatbench.engine.setup import Setup
@@ -296,6 +297,11 @@ def _among_adversaries(function: Any, malicious: bool = True) -> tuple[Problem, 
 
 def _call_adversary(function: Any, malicious: bool = True) -> Any:
     problem, trained = _among_adversaries(function, malicious)
+    if target_of(function) == "features":
+        edges = small_problem(own_network(function) or "edge_resnet8", clients=5, images_per_client=8)
+        edges, server = replace(edges, malicious=problem.malicious), ServerTraining(epochs=1, lr=0.01)
+        (sent,) = ALGORITHMS["fedgkt"](edges, initial_state(edges), rounds=1, local=local(), server=server)
+        return [replace(u, model={name: rows.float() for name, rows in u.extra.items()}) for u in sent.updates]
     theta = initial_state(problem).model
     context = Context(1, 3, problem, theta, {}, 0.05)
     return train_cohort(

@@ -87,6 +87,8 @@ CASES = [
         ({"malicious": {"clients": many, "attack": attack}}, "malicious: attack", reason)
         for many, attack, reason in (
             (1, {"name": "badnets", "target": 10}, "target: class 10 of 10 classes"),
+            (1, {"name": "feature_backdoor", "target": 10}, "target: class 10 of 10 classes"),
+            (1, {"name": "feature_backdoor", "target": 0, "size": 8}, "size: a square of 8 pixels on images of 8 x 8"),
             (1, {"name": "badnets", "target": 0, "size": 8}, "size: a square of 8 pixels on images of 8 x 8"),
             (1, "alie", "z: 1 malicious clients of 4 give z <= 0, the honest mean"),
             (3, "alie", "z: the malicious clients are a majority"),
@@ -215,6 +217,15 @@ CASES = [
                 "fedsgd: clients upload gradients only, but this model has batch normalisation"),
             ({**watched(name="matching"), "local": SGD}, "mode is eval: set mode: train"),
         ]
+    ],
+    ({"diagnostic": {"name": "exposure", "attackers": "component"}}, "diagnostic", "fedavg sends no features"),
+    ({"diagnostic": {"name": "exposure", "inversion": "matching", "candidates": 2000}, "test": 100}, "diagnostic",
+        "training and test images"),
+    *[
+        ({"model": EDGE, "malicious": {"clients": 1, "attack": "feature_flip"},
+          "algorithm": {"name": name, "rounds": 1, "server": SERVER, "local": LOCAL, "features": "recompute"}},
+         "algorithm", "features: recompute cannot hold poisoned rows")
+        for name in ("fedgkt", "fedvkd")
     ],
     (seen(VIT, name="april_opt") | {"algorithm": {**watched(name="april_opt"), "mode": "train"}},
         "algorithm: inversion", "april_opt simulates eval mode"),

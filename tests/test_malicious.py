@@ -512,7 +512,7 @@ def test_an_adversary_that_an_algorithm_would_not_hear_is_refused() -> None:
     [
         (
             "self, update",
-            "takes (self, update), but begins with what it changes: (images, labels) or (loss) or (objective, ",
+            "takes (self, update), but begins with what it changes: (images, labels) or (features, answers, labels) ",
         ),
         ("update, other", "takes 'other' (did you mean 'others'?): beyond (update) it can take others, broadcast"),
         ("images", "is called with (images, labels), but takes (images)"),

@@ -6,6 +6,7 @@
 | loss | what its training descends; the loss that it reports stays what it was | `local_settings` |
 | objective | its whole objective; what it returns is also what the client reports | `local_settings` |
 | update | what it sends: a vector (P,), its trained parameters less those that it received | `accepted_updates` |
+| features, answers, labels | what it sends of its examples between edge and server | `poisoned_rows` |
 | updates | what all malicious clients of a round send, (f, P), in the order of their numbers: they collude | the same |
 
 An adversary is a pure function. It sees only what its further parameters name (`fatbench.suite.signatures`): they are
@@ -40,6 +41,7 @@ from fatbench.suite.entry import AggregatorEntry, Entry, Passes, ask, entry_of, 
 from fatbench.suite.types import Adversary, Clients, Natural, Objective
 
 # (the updates of a round, what the server knows) -> the state_dict of theta^{t+1}; it keeps nothing
+Rows = tuple[Tensor, Tensor, Tensor]  # features, answers and labels of a client's examples
 Server = Callable[[list[Update], Context], Tensors]
 SEEN_IMAGES = 500  # of the malicious clients', on which they measure robust accuracy
 OF_OTHERS = ("others", "honest", "malicious", "cohort", "aggregate")  # what needs the whole round
@@ -399,6 +401,31 @@ class _Upload:
         """A vector (P,) as the trainable parameters, with the shapes and types of `like`."""
         pieces = vector.split([like[name].numel() for name in self.names])
         return {name: v.view_as(like[name]).to(like[name].dtype) for name, v in zip(self.names, pieces, strict=True)}
+
+
+def poisoned_rows(
+    problem: Problem, round: int, rows: Mapping[int, Rows], offers: Callable[[int], Mapping[str, Callable[[], Any]]]
+) -> dict[int, Rows]:
+    """{client: (features, answers, labels)} as they are sent, malicious clients' poisoned, those not finite left out.
+
+    offers: what the adversary of client k may ask for besides.
+    """
+    malicious = problem.malicious
+    if malicious is None or not (adversaries := malicious.acting("features")):
+        return dict(rows)
+    acting, sent = malicious.among(rows, problem.seed, round), dict(rows)
+    for adversary, k in itertools.product(adversaries, sorted(acting)):
+        noise = functools.partial(generator, problem.seed, "features", round, k, device=problem.device)
+        honest = [one for client, (one, *_) in rows.items() if client not in acting]
+        known: dict[str, Callable[[], Any]] = {
+            "classes": lambda: problem.classes, "generator": noise, "round": lambda: round,
+            "malicious": lambda: len(acting), "others": functools.partial(torch.cat, honest), **offers(k),
+        }  # fmt: skip
+        changed = adversary(*sent[k], **requested_arguments(adversary, known))
+        features, answers, labels = _like(changed, *sent[k])
+        sent[k] = features, answers, labels
+    kept = {k: one for k, one in sent.items() if all(bool(torch.isfinite(part).all()) for part in one)}
+    return kept or sent
 
 
 def finite_updates(updates: Sequence[Update]) -> list[Update]:

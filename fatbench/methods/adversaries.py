@@ -16,6 +16,7 @@ from typing import Any, Literal
 import torch
 from torch import Generator, Tensor
 
+from fatbench.methods.feature_adversaries import feature_backdoor, feature_flip, feature_noise, feature_swap
 from fatbench.methods.knowing_adversaries import (
     agree,
     aimed,
@@ -258,4 +259,13 @@ ADVERSARIES: dict[str, Callable[..., Any]] = {
     "masking": Entry(masking, passes=attack_and_teacher, cites=("zizzo2020",)),
     "agree": Entry(agree, cites=("fang2020", "zizzo2020")),
     "scale_logits": Entry(scale_logits, cites=("athalye2018",)),
+    "feature_swap": Entry(feature_swap, cites=("tao2022",)),
+    "feature_noise": Entry(feature_noise, cites=("tao2022",)),
+    "feature_flip": Entry(feature_flip, cites=("tao2022",)),
+    "feature_backdoor": Entry(
+        feature_backdoor,
+        refuse=(class_of_the_data, square_inside_the_image),
+        example={"target": 0},
+        cites=("gu2017", "tao2022"),
+    ),
 }

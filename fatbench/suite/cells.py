@@ -259,7 +259,10 @@ def _refuse_malicious(spec: Mapping[str, Any], location: str) -> None:
                 f"{location}: '{attack['name']}' asks what the server would do ('aggregate'), and {algorithm['name']} "
                 "does not say so (`foreseeable` of its entry)"
             )
-        if not sends_updates and "images" not in attack.signature.asks:
+        poisons_features = "features" in attack.signature.asks
+        if poisons_features and "edge" not in algorithm.parts:
+            raise SpecError(f"{location}: '{attack['name']}' changes features, and {algorithm['name']} sends none")
+        if not sends_updates and not poisons_features and "images" not in attack.signature.asks:
             raise SpecError(
                 f"{location}: '{attack['name']}' changes how clients train or what they send, but {algorithm['name']} "
                 "aggregates no models: use an adversary that changes images or labels"

@@ -85,6 +85,7 @@ FORMS: dict[str, tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]] = {
     "Inversion": ((("observed", "model", "shape", "generator"), ()),),
     "Adversary": (
         (("images", "labels"), ("classes", "generator")),
+        (("features", "answers", "labels"), ("classes", "generator", "round", "malicious", "others", "images", "edge")),
         (("loss",), ()),
         (("objective", "model", "x", "y", "generator"), ("class_counts", "broadcast", "client", "round")),
         (("update",), ("others", *OF_A_ROUND)),

@@ -17,16 +17,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
 from fatbench.engine.local import Batch, Client, LocalTraining, copy_state, load, pixels, train, trainable
+from fatbench.engine.malicious import poisoned_rows
 from fatbench.engine.optimizers import packed, unpacked
 from fatbench.engine.randomness import forked, generator
 from fatbench.engine.rounds import Memory, Metrics, Problem, State, Stats, Tensors
+from fatbench.suite.calls import call
+from fatbench.suite.facts import Facts
 from fatbench.suite.types import Attack
 
 EDGE = ("extractor.", "classifier.")
@@ -167,6 +170,7 @@ class Transferred:
     features: Tensor | None  # (N, c, h, w); None if they are recomputed when they are read
     feature_bytes: int  # of one example, as sent
     read: Callable[[Rows], Tensor]  # features (b, c, h, w) float32
+    poisoned: int | None = None  # rows that malicious clients have changed; None: they change no rows
 
 
 def transfer(problem: Problem, state: State, clients: Mapping[int, Tensors], batch: int, keep: Keep) -> Transferred:
@@ -198,7 +202,60 @@ def transfer(problem: Problem, state: State, clients: Mapping[int, Tensors], bat
     feature_reader = (
         _recompute_features(problem, clients, ids, owned) if features is None else _stored_features(features)
     )
-    return Transferred(ids, owned, logits, problem.labels[ids], features, size, feature_reader)
+    sent = Transferred(ids, owned, logits, problem.labels[ids], features, size, feature_reader)
+    is_poisoned = problem.malicious is not None and problem.malicious.acting("features") and features is not None
+    return _poisoned(problem, state, sent, clients) if is_poisoned else sent
+
+
+def _poisoned(problem: Problem, state: State, sent: Transferred, clients: Mapping[int, Tensors]) -> Transferred:
+    """What is sent once malicious clients have changed their rows, without clients whose rows are not finite."""
+    assert sent.features is not None
+    parts = (sent.features, sent.logits, sent.labels)
+    honest = {k: (parts[0][rows], parts[1][rows], parts[2][rows]) for k, rows in sent.owned.items()}
+
+    def offers(k: int) -> dict[str, Callable[[], Any]]:
+        def edge(images: Tensor) -> tuple[Tensor, Tensor]:
+            model = load(problem, {**state.model, **clients[k]}).eval()
+            with torch.no_grad():
+                h = model.get_submodule("extractor")(pixels(problem, images))
+                return h, model.get_submodule("classifier")(h)
+
+        return {"images": lambda: problem.images[problem.shards[k]], "edge": lambda: edge}
+
+    rows = poisoned_rows(problem, state.round, honest, offers)
+    changed = [
+        torch.stack(
+            [(a != b).flatten(1).any(1) if a.dim() > 1 else a != b for a, b in zip(one, honest[k], strict=True)]
+        )
+        for k, one in rows.items()
+    ]
+    owned, start = {}, 0
+    for k, (_, _, labels) in rows.items():
+        owned[k], start = slice(start, start + len(labels)), start + len(labels)
+    features, logits, labels = (torch.cat([one[i] for one in rows.values()]) for i in range(3))
+    ids = torch.cat([sent.ids[sent.owned[k]] for k in rows])
+    count = sum(int(one.any(0).sum()) for one in changed)
+    return Transferred(ids, owned, logits, labels, features, sent.feature_bytes, _stored_features(features), count)
+
+
+def taught_clients(
+    trained: Mapping[int, tuple[Memory, Stats]], state: State, new: Mapping[int, Tensors]
+) -> dict[int, Memory]:
+    """What clients keep: their edges and the server's new logits; a client that was left out keeps its old ones."""
+    old = {k: memory["knowledge"] for k, memory in state.clients.items() if "knowledge" in memory}
+    known = {**old, **new}
+    return {k: {**edge, **({"knowledge": known[k]} if k in known else {})} for k, (edge, _) in trained.items()}
+
+
+def honest_features(cell: Facts, *, features: str, server_attack: Attack | None) -> str | None:
+    """Refuse poisoned rows where features are computed anew."""
+    malicious = cell.spec.get("malicious")
+    attacks = call("Malicious", malicious).nested.values() if malicious else ()
+    if not any("features" in attack.signature.asks for attack in attacks):
+        return None
+    if features == "recompute":
+        return "features: recompute cannot hold poisoned rows; set features: float32"
+    return "server_attack computes features anew, without what is poisoned: leave one out" if server_attack else None
 
 
 def _stored_features(features: Tensor) -> Callable[[Rows], Tensor]:
@@ -336,17 +393,25 @@ def uploads(transferred: Transferred, **answers: Tensor) -> dict[int, Tensors]:
 
 
 def server_work(
-    losses: Sequence[Tensor], steps: int, examples: int, epochs: int, clean: bool, attack_passes: int
+    losses: Sequence[Tensor],
+    steps: int,
+    examples: int,
+    epochs: int,
+    clean: bool,
+    attack_passes: int,
+    poisoned: int | None,
 ) -> Metrics:
     """The metrics of the server's work in a round; `losses` are sums over the batches of its last epoch.
 
-    clean: one more forward pass over all examples; attack_passes: forward and backward passes of an attack.
+    clean: one more forward pass over all examples; attack_passes: forward and backward passes of an attack; poisoned:
+    rows that malicious clients changed.
     """
     return {
         "server_loss": float(torch.stack(list(losses)).double().sum()) / examples,
         "server_steps": float(steps),
         "server_forward": float(examples * (epochs + clean) + attack_passes),
         "server_backward": float(examples * epochs + attack_passes),
+        **({} if poisoned is None else {"poisoned": float(poisoned)}),
     }
 
 

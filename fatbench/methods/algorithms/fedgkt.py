@@ -37,10 +37,12 @@ from fatbench.methods.algorithms.distillation import (
     check_model,
     clean_pass,
     divergence,
+    honest_features,
     knowledge,
     own_starts,
     server_batches,
     server_work,
+    taught_clients,
     train_edge,
     transfer,
     uploads,
@@ -129,16 +131,17 @@ def fedgkt(
             round=t + 1,
             model={**state.model, **copy_state(model, "server.")},
             server={"optimizer": packed(moments, names)},
-            clients={
-                k: {**client_state, "knowledge": knowledge(transferred, k, taught)}
-                for k, (client_state, _) in trained.items()
-            },
+            clients=taught_clients(trained, state, {k: knowledge(transferred, k, taught) for k in extra}),
         )
-        examples, example_passes = len(transferred.ids), passes(local_t.objective)
+        examples, example_passes = sum(map(len, problem.shards)), passes(local_t.objective)
         yield Round(
             t,
             state.model,
-            [Update(k, len(problem.shards[k]), {}, stats, extra[k]) for k, (_, stats) in trained.items()],
+            [
+                Update(k, len(problem.shards[k]), {}, stats, extra[k], len(trained) - len(extra))
+                for k, (_, stats) in trained.items()
+                if k in extra
+            ],
             None,
             next_state,
             Cost(
@@ -149,7 +152,15 @@ def fedgkt(
                 bytes_down,
             ),
             own=edges,
-            metrics=server_work(losses, steps, examples, server.epochs, server_logits == "clean", inputs.images),
+            metrics=server_work(
+                losses,
+                steps,
+                len(transferred.ids),
+                server.epochs,
+                server_logits == "clean",
+                inputs.images,
+                transferred.poisoned,
+            ),
         )
         state = next_state
         del transferred, extra, inputs  # frees the features before the next round computes its own
@@ -173,7 +184,7 @@ def work(
 FEDGKT = AlgorithmEntry(
     fedgkt,
     work=work,
-    refuse=(nothing_is_broadcast, edge_and_server),
+    refuse=(nothing_is_broadcast, honest_features, edge_and_server),
     deploys=True,
     aggregates=False,
     parts=("edge", "server"),

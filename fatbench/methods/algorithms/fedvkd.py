@@ -38,10 +38,12 @@ from fatbench.methods.algorithms.distillation import (
     Inputs,
     check_model,
     clean_pass,
+    honest_features,
     knowledge,
     own_starts,
     server_batches,
     server_work,
+    taught_clients,
     train_edge,
     transfer,
     uploads,
@@ -125,16 +127,17 @@ def fedvkd(
             round=t + 1,
             model={**state.model, **copy_state(model, "server.")},
             server={"optimizer": packed(moments, names)},
-            clients={
-                k: {**client_state, "knowledge": knowledge(transferred, k, taught)}
-                for k, (client_state, _) in trained.items()
-            },
+            clients=taught_clients(trained, state, {k: knowledge(transferred, k, taught) for k in extra}),
         )
-        examples, example_passes = len(transferred.ids), passes(local_t.objective)
+        examples, example_passes = sum(map(len, problem.shards)), passes(local_t.objective)
         yield Round(
             t,
             state.model,
-            [Update(k, len(problem.shards[k]), {}, stats, extra[k]) for k, (_, stats) in trained.items()],
+            [
+                Update(k, len(problem.shards[k]), {}, stats, extra[k], len(trained) - len(extra))
+                for k, (_, stats) in trained.items()
+                if k in extra
+            ],
             None,
             next_state,
             Cost(
@@ -145,7 +148,15 @@ def fedvkd(
                 bytes_down,
             ),
             own=edges,
-            metrics=server_work(losses, steps, examples, server.epochs, server_logits == "clean", inputs.images),
+            metrics=server_work(
+                losses,
+                steps,
+                len(transferred.ids),
+                server.epochs,
+                server_logits == "clean",
+                inputs.images,
+                transferred.poisoned,
+            ),
         )
         state = next_state
         del transferred, extra, inputs  # frees the features before the next round computes its own
@@ -176,7 +187,7 @@ def distillation_head(cell: Facts) -> str | None:
 FEDVKD = AlgorithmEntry(
     fedvkd,
     work=work,
-    refuse=(nothing_is_broadcast, edge_and_server, distillation_head),
+    refuse=(nothing_is_broadcast, honest_features, edge_and_server, distillation_head),
     deploys=True,
     aggregates=False,
     parts=("edge", "server", "distillation head"),
