@@ -343,7 +343,15 @@ def test_the_estimate_is_what_was_measured_or_the_page_says_where_it_is_off() ->
 
 
 @pytest.mark.parametrize(
-    "name", ["sfat-cifar10", "fat-transformers-iid", "fedvkd-cifar10", "adfl-mnist", "april-learning"]
+    "name",
+    [
+        "adfl-mnist",
+        *(
+            pytest.param(name, marks=pytest.mark.nightly)
+            for name in ("sfat-cifar10", "fat-transformers-iid", "fedvkd-cifar10")
+        ),
+        pytest.param("april-learning", marks=pytest.mark.nightly),
+    ],
 )
 def test_a_weekend_is_a_part_of_the_paper_that_one_gpu_finishes(name: str) -> None:
     """Its cells and attacks are the paper's own, of one seed."""

@@ -96,6 +96,7 @@ def test_what_a_table_cannot_be(run: Run, adfl: str, options: list[str], message
 
 
 @pytest.mark.nightly
+@pytest.mark.nightly
 @pytest.mark.skipif(not shutil.which("pdflatex"), reason="pdflatex is not installed")
 @pytest.mark.parametrize("name", latex_runs.SET_UPS)
 def test_every_committed_table_in_the_classes_of_papers(name: str) -> None:

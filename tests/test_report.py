@@ -1356,6 +1356,7 @@ def compiled(fragment: str, folder: Path, document: str = DOCUMENT) -> str:
     return said
 
 
+@pytest.mark.nightly
 @needs_latex
 def test_latex_compiles_and_fits(tiny: Suite, tmp_path: Path) -> None:
     plan = tiny.plan("smoke")
@@ -1364,12 +1365,14 @@ def test_latex_compiles_and_fits(tiny: Suite, tmp_path: Path) -> None:
     assert "Overfull" not in said and "too large" not in said
 
 
+@pytest.mark.nightly
 @needs_latex
 def test_latex_of_special_characters_compiles(tmp_path: Path) -> None:
     said = compiled(report.render(awkward(tmp_path), "latex"), tmp_path)
     assert "Missing character" not in said
 
 
+@pytest.mark.nightly
 @needs_latex
 @pytest.mark.parametrize("document", [DOCUMENT, COLUMNS], ids=["one column", "two columns"])
 def test_latex_of_a_hundred_tables_compiles(tiny: Suite, tmp_path: Path, document: str) -> None:

@@ -359,7 +359,7 @@ GRID = [  # seeds, images, spread of seeds, of image x method; what of `satterth
 ]
 
 
-@pytest.mark.parametrize("place", range(len(GRID)))
+@pytest.mark.parametrize("place", [0, *(pytest.param(i, marks=pytest.mark.nightly) for i in range(1, len(GRID)))])
 def test_equal_methods_on_the_null_grid(place: int) -> None:
     """The test holds its level at 0.05, 0.005 and 0.001; Satterthwaite's does not, nor does it without half an image.
 
@@ -404,7 +404,13 @@ def packed(D: np.ndarray) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]
     return a, b
 
 
-@pytest.mark.parametrize("sizes", [[20] * 25, [20] * 10, [3, 40, 17, 8, 25, 31, 12, 6, 38, 20, 14, 29]])
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        *(pytest.param([20] * groups, marks=pytest.mark.nightly) for groups in (25, 10)),
+        [3, 40, 17, 8, 25, 31, 12, 6, 38, 20, 14, 29],
+    ],
+)
 def test_groups_of_images_keep_the_level(sizes: list[int]) -> None:
     """Of 200 pairs of equal methods at five seeds 10 may be rejected at 5 %; with independent images 80 or so are."""
     draw = np.random.default_rng(len(sizes))

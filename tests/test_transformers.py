@@ -190,7 +190,7 @@ def test_grey_images_get_the_mean_of_the_colours(name: str) -> None:
     assert model(torch.rand(2, 1, 16, 16)).shape == (2, 5)
 
 
-@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize("head", [HEADS[0], *(pytest.param(head, marks=pytest.mark.nightly) for head in HEADS[1:])])
 @pytest.mark.parametrize("name", SMALL)
 def test_a_step_lowers_the_loss(name: str, head: str) -> None:
     """Forty steps of Adam fit eight random images' labels; chance is ln 5 = 1.609."""
