@@ -102,7 +102,7 @@ def test_the_names_that_have_bounds() -> None:
     assert {"natural", "monitor", "edge_natural"} == consistency.OF_TEST_IMAGES
     assert {"weight", "train_loss", "holdout_gap"} <= consistency.OF_CLIENTS
     assert {"seconds", "forward", "backward", "gradient_steps", "bytes_up", "bytes_down"} == consistency.COUNTS
-    assert [len(x) for x in (consistency.FRACTIONS, consistency.OF_CLIENTS)] == [16, 8]
+    assert [len(x) for x in (consistency.FRACTIONS, consistency.OF_CLIENTS)] == [17, 9]
 
 
 def test_an_evaluation_is_of_its_round_and_of_the_cells_images() -> None:
@@ -235,4 +235,40 @@ def test_the_settings_of_a_stage_are_asked_for() -> None:
     assert [said for _, said in problems(document_of(LINE), None, lambda stage: f"not {stage.stage}")] == [
         "not train",
         "not pgd20-0a@3",
+    ]
+
+
+def own(*changed: list[Any], **more: Any) -> list[str]:
+    """Of two clients on 3 and 4 own images and one that never trains on 1, with some numbers changed."""
+    rows = [[3, -1, "pgd20", 0.625, 7], [3, 0, "pgd20", 1.0, 3], [3, 1, "pgd20", 0.25, 4],
+            [3, -1, "unseen_accuracy", 1.0, 1], [3, 2, "unseen_accuracy", 1.0, 1],
+            [3, -1, "chance", 5 / 7, 7], [3, 0, "chance", 2 / 3, 3]]  # fmt: skip
+    numbers = [*{tuple(row[:3]): [*row, 1] for row in [*rows, *changed]}.values()]
+    given = {
+        "pgd_settings": {"name": "natural", "on": "held_out"},
+        "pgd_numbers": numbers,
+        "pgd_outcomes": [[0, 3, "4A=="], [3, 4, "gA=="], [7, 1, "gA=="]],
+        **more,
+    }
+    return found(**given, spec={**SPEC, "partition": {"clients": 3}})
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ([3, 0, "chance", 1 / 3, 3], None),
+        ([3, -1, "pgd20", 5 / 8, 7], None),
+        ([3, -1, "pgd20", 4 / 7, 7], "pgd20 is 0.5714285714285714, the mean of its clients' is 0.625"),
+        ([3, 0, "pgd20", 2 / 3, 3], "pgd20 is 0.625, the mean of its clients' is 0.4583333333333333"),
+        ([3, 2, "unseen_accuracy", 0.0, 1], "pgd20 of client 2 is 0.0, its outcomes say 1.0 (1 of 1)"),
+        ([3, -1, "chance", 0.7, 7], "chance is 0.7, which 7 images cannot give"),
+    ],
+)
+def test_clients_on_their_own_images(changed: list[Any], message: str | None) -> None:
+    assert own(changed) == ([] if message is None else [message])
+
+
+def test_two_edited_clients_that_keep_the_mean_contradict_their_outcomes() -> None:
+    assert own([3, 0, "pgd20", 0.5, 3], [3, 1, "pgd20", 0.75, 4]) == [
+        "pgd20 of client 0 is 0.5, its outcomes say 1.0 (3 of 3)"
     ]

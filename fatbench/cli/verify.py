@@ -90,7 +90,7 @@ def verify(
         verification = verifying.run_again(
             their_store, cells, options, lambda words: Watch(words, starts=True), way, tolerance
         )
-        notes = dict.fromkeys(verifying.at_chance(their_store, cells), f" ({doubts.WORDS['chance']})")
+        notes = dict.fromkeys(verifying.at_chance(their_store, cells), f" ({doubts.Doubt('chance').words})")
     if format == "json":
         numbers = [
             {**asdict(number), "agreement": number.agreement, "evaluated": number.evaluated}

@@ -34,6 +34,7 @@ from fatbench.suite.types import (
     Malicious,
     Model,
     Natural,
+    NonNegative,
     Partition,
     Probability,
 )
@@ -57,6 +58,7 @@ def experiment(
     test: Count | None = None,
     validation: Natural = 0,
     client_holdout: Probability = 0.0,
+    unseen: NonNegative = 0.0,
     monitor: Attack | None = None,
     monitor_every: Count = 1,
     monitor_n: Count | None = None,
@@ -74,7 +76,8 @@ def experiment(
 
     train, test: only the first N images; train_from: skip the first N training images, so that cells need not share
     images; validation: N training images held out for the checkpoint best-val; client_holdout: fraction of each
-    client's examples held out for its accuracy, under the monitor and clean; monitor: the attack run on the first
+    client's examples held out for its accuracy, under the monitor and clean; unseen: so many clients, or a fraction of
+    them, never train; monitor: the attack run on the first
     `monitor_n` test (and validation) images every `monitor_every` rounds; size: side in pixels to resize images to, on
     the device, before augmentation and attacks; augment: what training does to a batch; auxiliary: a data set whose
     first `auxiliary_n` training images the server has, unlabelled; per_class: also accuracies by class; diagnostic: a

@@ -167,7 +167,7 @@ def monitored(
         edges = [edge_accuracy(problem, model, images, labels) for model in models.values()]
         yield Number("edge_natural", sum(edges) / len(edges), count, n=len(labels))
     trained = {update.client: update.stats.accuracy for update in result.updates}
-    for k, held_indices in enumerate(ready.held):
+    for k, held_indices in enumerate(ready.held[: len(problem.shards)]):
         if len(held_indices):
             images, labels = problem.images[held_indices], problem.labels[held_indices]
             model = models.get(k, result.state.model)

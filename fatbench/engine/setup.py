@@ -19,7 +19,7 @@ from fatbench.engine.mapped import images_on_device, in_memory
 from fatbench.engine.precision import exact
 from fatbench.engine.randomness import forked
 from fatbench.engine.rounds import Problem, State
-from fatbench.engine.splits import auxiliary_images, split
+from fatbench.engine.splits import auxiliary_images, split, written_images
 from fatbench.settings import LocalPath, Precision
 from fatbench.suite.facts import First, images_read
 
@@ -47,11 +47,12 @@ class Setup:
     initial: State
     test: tuple[Tensor, Tensor]  # (n, C, H, W) uint8, (n,) int64
     validation: tuple[Tensor, Tensor] | None
-    held: list[Tensor]  # per client: indices of its held-out fraction
+    held: list[Tensor]  # per client: indices of its held-out fraction; those that never train are the last
     classes: int
     data: dict[str, Any]  # {"data" or "auxiliary": {"name", "variant", "fingerprint"}}: goes into the provenance
     weights: dict[str, str] | None = None  # of the initial model: {"source", "digest"}; goes there, too
     doubts: Mapping[str, float] = field(default_factory=dict)  # about data and partition: {doubt: how many}
+    written: list[Tensor] = field(default_factory=list)  # per client: the test images of its training images' writers
     note: str = ""  # the same, with names of files
 
 
@@ -67,6 +68,7 @@ def setup(
     test: int | None = None,
     validation: int = 0,
     client_holdout: float = 0.0,
+    unseen: float = 0.0,
     size: int | None = None,
     augment: Callable[..., Any] | None = None,
     auxiliary: Callable[..., Any] | None = None,
@@ -86,8 +88,9 @@ def setup(
     shared = auxiliary is not None and _same_data_set(auxiliary, data)
     dataset = _read_data(data, runtime.data, images_read(train, test, train_from, auxiliary_n if shared else 0))
     parts = split(
-        dataset, seed, partition, train, validation=validation, client_holdout=client_holdout, train_from=train_from
-    )
+        dataset, seed, partition, train, validation=validation, client_holdout=client_holdout, train_from=train_from,
+        unseen=unseen,
+    )  # fmt: skip
 
     def tensors(part_name: str, images: Any, labels: Any, indices: Any) -> tuple[Tensor, Tensor]:
         part_images, classes = images_on_device(runtime.device, images, indices), torch.from_numpy(labels[indices])
@@ -97,7 +100,7 @@ def setup(
         return [torch.from_numpy(shard).to(runtime.device, torch.int64) for shard in shards]
 
     images, labels = tensors("train", dataset.train_images, dataset.train_labels, parts.train)
-    shards = on_device(parts.shards)
+    shards = on_device(parts.shards[: len(parts.shards) - parts.unseen])
     if malicious is not None:
         images, labels = deal(malicious, shards, images, labels, dataset.classes, seed)
     network = network_of(
@@ -125,6 +128,7 @@ def setup(
         test=tensors("test", dataset.test_images, dataset.test_labels, slice(test)),
         validation=problem.held_out,
         held=on_device(parts.held),
+        written=on_device(written_images(dataset, parts, test)),
         classes=dataset.classes,
         data=data_facts,
         weights=next((vars(part)["pretrained"] for part in network.modules() if "pretrained" in vars(part)), None),

@@ -10,7 +10,7 @@ import numpy
 
 from fatbench.engine.randomness import numpy_generator
 from fatbench.errors import SpecError
-from fatbench.suite.types import rounded_down
+from fatbench.suite.types import count_of, rounded_down
 
 if TYPE_CHECKING:
     from numpy import int64, uint8
@@ -27,6 +27,7 @@ class Split:
     validation: NDArray[int64]
     shards: list[NDArray[int64]]  # per client, positions in `train`
     held: list[NDArray[int64]]  # per client, positions in `train` held out from its shard
+    unseen: int = 0  # the last ones of the clients, which never train
     doubts: Mapping[str, float] = field(default_factory=dict)  # about the partition: {doubt: how many images}
 
 
@@ -39,8 +40,11 @@ def split(
     validation: int = 0,
     client_holdout: float = 0.0,
     train_from: int = 0,
+    unseen: float = 0.0,
 ) -> Split:
     """Take the first `train` images after `train_from`, hold `validation` of them out, deal the rest to clients.
+
+    unseen: so many clients, or a fraction of them, are drawn that never train, and get the last numbers.
 
     The validation images are the same for every seed and method of a data set; the partition depends on the seed.
     Raises ValueError if these labels cannot be partitioned, or if the partition gives what `dealt` refuses.
@@ -62,9 +66,26 @@ def split(
         shuffled = numpy_generator(seed, "client_holdout", k).permutation(shard) if held_count else shard
         shards_kept.append(shuffled[held_count:])
         held_out.append(shuffled[:held_count])
+    unseen_count = count_of(unseen, len(shards))
+    if unseen and not 0 < unseen_count < len(shards):
+        raise ValueError(f"unseen: {unseen:g} of {len(shards)} clients: at least one must be unseen, and one train")
+    unseen_clients = numpy_generator(seed, "unseen").permutation(len(shards))[:unseen_count]
+    numbers = [*sorted({*range(len(shards))} - {*unseen_clients.tolist()}), *sorted(unseen_clients.tolist())]
+    shards_kept, held_out = [shards_kept[k] for k in numbers], [held_out[k] for k in numbers]
     counts = {**repeated(shards), "clients have no images": sum(len(shard) == 0 for shard in shards_kept)}
     doubts = {doubt: float(count) for doubt, count in counts.items() if count}
-    return Split(remaining + train_from, order[:validation] + train_from, shards_kept, held_out, doubts)
+    return Split(remaining + train_from, order[:validation] + train_from, shards_kept, held_out, unseen_count, doubts)
+
+
+def written_images(dataset: Dataset, parts: Split, test: int | None) -> list[NDArray[int64]]:
+    """Of each client the test images of the writers whose training images it has; none where nobody knows writers."""
+    if dataset.writers is None or dataset.test_writers is None:
+        return [numpy.zeros(0, numpy.int64) for _ in parts.shards]
+    by_client = (numpy.concatenate([*pair]) for pair in zip(parts.shards, parts.held, strict=True))
+    return [
+        numpy.flatnonzero(numpy.isin(dataset.test_writers[:test], dataset.writers[parts.train[own]]))
+        for own in by_client
+    ]
 
 
 def dealt(shards: Any, examples: int) -> list[NDArray[int64]]:

@@ -35,7 +35,8 @@ if TYPE_CHECKING:
 
 LEVEL = 0.05  # a difference is called one where its p is below this
 PAIRED, SHARE, TWO_DATABASES, WORST = "paired", "share", "two databases", "worst case"  # estimators
-SEED, IMAGE, GROUP = "seed", "image", "group"  # units that are drawn at random; the last two beside seeds
+# units that are drawn at random; all but the first beside seeds
+SEED, IMAGE, GROUP, CLIENT = "seed", "image", "group", "client"
 
 Side = tuple[str, str]  # label, metric; "": the metric under test
 NumbersOf = Callable[[str], Mapping[str, Measurement]]  # a cell's evaluations, see `measured_numbers`
@@ -58,7 +59,7 @@ class Difference:
     by_seed: tuple[float, ...] = ()  # the weighted sum of each seed
     estimated: tuple[float, tuple[float, float] | None] | None = None  # (value, 95 % interval) of a SHARE
     estimator: str = PAIRED
-    unit: str = ""  # what is drawn at random: SEED, or IMAGE or GROUP beside seeds; empty: nothing is tested
+    unit: str = ""  # what is drawn at random: SEED, or IMAGE, GROUP or CLIENT beside seeds; empty: nothing is tested
     test: SeedsAndImages | WorstCase | None = None
     worst: tuple[str, ...] = ()  # of a WORST case the label under which each side has its least mean
     why: str = ""  # it is not tested: "one seed"
@@ -186,7 +187,7 @@ class Difference:
         """What is drawn at random, in words: "seeds and images"."""
         if self.unit == GROUP and isinstance(self.test, SeedsAndImages):
             return f"seeds and {self.test.images} groups of images"
-        return {SEED: "seeds, these images", IMAGE: "seeds and images"}.get(self.unit, "")
+        return {SEED: "seeds, these images", IMAGE: "seeds and images", CLIENT: "seeds and clients"}.get(self.unit, "")
 
     @property
     def other_images(self) -> bool:
@@ -208,7 +209,7 @@ class Difference:
         """Of two networks, one pair a seed, on other such images; empty in a family, and without outcomes."""
         sides = self._paired if not self.family else ()
         outcomes = [[number.outcomes for number in side if number.outcomes is not None] for side in sides]
-        if not outcomes or any(len(side) < len(self.seeds) for side in outcomes):
+        if not outcomes or self.unit == CLIENT or any(len(side) < len(self.seeds) for side in outcomes):
             return ()
         if {count for side in outcomes for _, count in side} != {self.n}:
             return ()
@@ -248,7 +249,10 @@ def tested(
     if not n:  # no accuracies
         return replace(difference, unit=SEED)
     outcomes = [[number.outcomes for number in side if number.outcomes is not None] for side in numbers]
-    if any(len(side) < len(seeds) or any(count % n for _, count in side) for side in outcomes):
+    over_clients = [isinstance(number, statistics.OfClients) for side in outcomes for number in side]
+    if all(over_clients) and len(over_clients) == len(seeds) * len(numbers):
+        test, unit = statistics.contrast([*zip(weights, outcomes, strict=True)]), CLIENT
+    elif any(len(side) < len(seeds) or any(count % n for _, count in side) for side in outcomes):
         test, unit = statistics.over_seeds(by_seed, n, max(map(abs, weights))), SEED
     else:
         test = statistics.contrast([*zip(weights, outcomes, strict=True)], n, groups)
@@ -510,12 +514,14 @@ def _declared(
         return replace(difference, why=f"not compared: {'; '.join(unlike)}")
     seeds = tuple(sorted(set.intersection(*map(set, numbers))))
     used = [[side[seed] for seed in seeds] for side in numbers]
-    sizes = {number.n for side in used for number in side}
+    sizes = [{number.n for number in of_seed} for of_seed in zip(*used, strict=True)]
+    if not all(isinstance(number.outcomes, statistics.OfClients) for side in used for number in side):
+        sizes = [set().union(*sizes)]  # else each seed has other clients
     data = {json.dumps(number.inputs["data"]) for side in used for number in side if number.inputs.get("data")}
     why = ""
     if len(seeds) < 2:
         why = "fewer than two seeds are measured of every cell"
-    elif len(sizes) > 1 or len(attacks) > len({metric for _, metric in weights}):
+    elif any(len(of_seed) > 1 for of_seed in sizes) or len(attacks) > len({metric for _, metric in weights}):
         why = "the cells were not evaluated by the same attack on the same images"
     elif any(len({number.precision for number in of_seed}) > 1 for of_seed in zip(*used, strict=True)):
         why = "the cells of a seed were attacked in different precisions"
@@ -550,7 +556,7 @@ def _worst(
     if len(members) < wanted:
         return replace(one, why=f"{len(members)} of {wanted} labels are in this preset")
     one = _declared(one, weights, cells, numbers_of)
-    if one.test is None or one.unit == SEED:
+    if one.test is None or one.unit in (SEED, CLIENT):
         return replace(one, test=None, why=one.why or "no per-image outcomes")
     outcomes = [[number.outcomes for number in side] for side in one.numbers]
     half = len(members)

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fatbench.engine.rounds import Number
-from fatbench.errors import MachineError
+from fatbench.errors import MachineError, SpecError
 from fatbench.runner import checkpoints, transfer, versions
 from fatbench.runner.checkpoints import clients_file, model_file
 from fatbench.runner.jobs import WORSE, CellStatus, Event, Job, Machine, Turn, evaluation_rounds
 from fatbench.runner.stage import Reader, carry_out, claim, demand_same_inputs, ready_for
 from fatbench.store import doubt_names
 from fatbench.store.doubt_names import IN_ROUNDS, PREFIX
-from fatbench.suite import calls, cost, facts, plugins, weights
+from fatbench.store.problems import UNSEEN
+from fatbench.suite import calls, cells, cost, facts, plugins, weights
 from fatbench.suite.cells import Evaluation
+from fatbench.suite.model import LEAST
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -59,6 +61,11 @@ class _Loaded:
     models: dict[int, Tensors] = field(default_factory=dict)  # client -> model; {-1: model} if all clients share one
     source: transfer.TrainedModel | None = None  # the source of `origins`
     origins: transfer.Origins | None = None
+    own: Mapping[int, Tensors] = field(
+        default_factory=dict
+    )  # client -> what it keeps in place of the tensors of `model`
+    model: Tensors = field(default_factory=dict)
+    for_unseen: Callable[[Mapping[int, Tensors]], Tensors] = lambda own: {}  # `own` -> those of one that never trains
 
     def setup(self, turn: Turn, machine: Machine) -> Setup:
         """Return the cell's Setup, whose network takes at most `machine.microbatch` images at once."""
@@ -85,12 +92,42 @@ class _Loaded:
                 file, machine.device, digest, file.parent.name, stage.round
             )
             self.models, self.round = models_of(model, client_tensors), stage.round
+            self.model, self.own = model, client_tensors
+        if stage.evaluation.on:
+            return [*map(self._pair_of, own_images(self.ready, stage.evaluation))]
         origin = stage.evaluation.origin
         if origin is None:
             return [transfer.ModelPair(k, model) for k, model in self.models.items()]
         if self.origins is None or self.source != stage.source:
             self.source, self.origins = stage.source, transfer.read_origins(origin, stage.source, self.ready, machine)
         return transfer.pairs(origin, stage.source, self.models, self.origins)
+
+    def _pair_of(self, client: int) -> transfer.ModelPair:
+        """A client's model: the global one with the tensors that it keeps, or those of a client that never trains."""
+        assert self.ready is not None
+        if client >= len(self.ready.problem.shards) and self.own:
+            return transfer.ModelPair(client, {**self.model, **self.for_unseen(self.own)})
+        return transfer.ModelPair(client, {**self.model, **self.own.get(client, {})})
+
+
+def own_images(ready: Setup, evaluation: Evaluation) -> dict[int, tuple[Tensor, Tensor, Tensor]]:
+    """{client: (indices, images (n, C, H, W) uint8, labels (n,))} of the honest clients that have enough own images.
+
+    Clients that never train are the last ones. SpecError: no client has enough.
+    """
+    source, _, least = evaluation.on.partition(" >= ")
+    problem = ready.problem
+    images, labels = (problem.images, problem.labels) if source == "held_out" else ready.test
+    malicious = problem.malicious.numbers if problem.malicious is not None else ()
+    enough = int(least or LEAST)
+    found = {
+        k: (indices := own[: evaluation.n], images[indices], labels[indices])
+        for k, own in enumerate(ready.held if source == "held_out" else ready.written)
+        if k not in malicious and len(own) >= enough
+    }
+    if not any(k < len(problem.shards) for k in found):
+        raise SpecError(f"evaluate: {evaluation.label}: no client that trains has {enough} own images ({source})")
+    return found
 
 
 def attack_models(turn: Turn, machine: Machine, trained_again: bool, ready: Setup | None = None) -> CellStatus:
@@ -107,6 +144,9 @@ def attack_models(turn: Turn, machine: Machine, trained_again: bool, ready: Setu
     missing_origins: dict[str, str] = {}  # cell whose model is not trained yet -> its name in the suite
     changed_stages = versions.changed([job], store).get(job.cell, {})
     loaded = _Loaded(ready, machine.microbatch)
+    if job.spec.get("unseen"):
+        entry = calls.entry(calls.call("Algorithm", job.spec["algorithm"]).signature)
+        loaded.for_unseen = getattr(entry, "for_unseen", None) or loaded.for_unseen
     rounds, trained_by = evaluation_rounds(job, record), plugins.files(job.spec)
     uses_other_plugin = {item.id: bool(plugins.files(job.spec, [item]) - trained_by) for item in job.evaluations}
     order = [(round, item) for round in rounds for item in job.evaluations]
@@ -185,6 +225,14 @@ def _attack(stage: _Stage, turn: Turn, loaded: _Loaded, run: int, machine: Machi
     record: dict[str, Any] = {} if digest is None else {"model": digest}
     record |= {"origin": stage.source.digest} if evaluation.origin is not None and stage.source.digest else {}
     stage_row = rows[(job.cell, stage.name)]
+    test_set = ready.test[0][: evaluation.n], ready.test[1][: evaluation.n]
+    parts = [(pair, *test_set) for pair in pairs]
+    if evaluation.on:
+        of_clients = own_images(ready, evaluation)
+        parts = [(pair, *of_clients[pair.client][1:]) for pair in pairs]
+        record["clients"] = [[k, len(labels)] for k, (_, _, labels) in of_clients.items()]
+        indices = [index.tolist() for index, *_ in of_clients.values()]
+        record["images"] = cells.digest(indices)[:12]  # equal in two seeds: the same clients
     if stage_row.round and any(
         stage_row.record.get(record_key) != file_digest for record_key, file_digest in record.items()
     ):
@@ -195,9 +243,7 @@ def _attack(stage: _Stage, turn: Turn, loaded: _Loaded, run: int, machine: Machi
         "batch": evaluation.batch,
         **({"added": True} if evaluation.added else {}),
     }
-    images, labels = ready.test[0][: evaluation.n], ready.test[1][: evaluation.n]
-    n = len(labels)
-    total = n * len(pairs)
+    total = sum(len(labels) for *_, labels in parts)
     demand_same_inputs(turn, run, stage.name, ready.data)
     provenance: dict[str, Any] = {**ready.data, "attack": implementation(evaluation.attack["name"])}
     provenance |= {"microbatch": loaded.microbatch} if loaded.microbatch else {}
@@ -211,17 +257,18 @@ def _attack(stage: _Stage, turn: Turn, loaded: _Loaded, run: int, machine: Machi
     passes_per_image = cost.attack_passes(evaluation.attack).total + 1
 
     def tell(name: str, standing: int) -> None:
-        progress_text = f"{name} on {standing} of {min(evaluation.batch, n)}"
+        progress_text = f"{name} on {standing} of {min(evaluation.batch, max(len(labels) for *_, labels in parts))}"
         turn.notify(Event(job.cell, stage.name, "progress", position, total, message=progress_text))
 
-    right = _natural_outcomes(stage, turn, loaded, digest)
-    look = partial(changed_answers, ready.problem, images=images, labels=labels)
+    right = _natural_outcomes(stage, turn, loaded, digest, len(parts[-1][2]))
+    look = partial(changed_answers, ready.problem, images=parts[-1][1], labels=parts[-1][2])
     changed = [] if right is None else [look(pairs[-1].judged, right=right)]
     begin = time.perf_counter()
     stage_observer.set(tell)
-    for number, pair in enumerate(pairs):  # all images on one model, then on the next
-        offset = number * n
-        if position >= offset + n:
+    end = 0
+    for pair, images, labels in parts:  # all images on one model, then on the next
+        offset, end = end, end + len(labels)
+        if position >= end:
             continue
         chunks = attack_in_chunks(
             ready.problem, pair.judged, images, labels, attack, ("evaluate", evaluation.id, stage.round, *pair.key),
@@ -243,26 +290,29 @@ def _attack(stage: _Stage, turn: Turn, loaded: _Loaded, run: int, machine: Machi
                 stage_observer.set(None)
                 return "interrupted"
     stage_observer.set(None)
-    correct_by_model = torch.cat(bits).reshape(len(pairs), n)
+    correct_by_model = torch.cat(bits).split([len(labels) for *_, labels in parts])
     seconds = time.perf_counter() - begin
     if right is None and facts.role(evaluation.attack) == "natural" and not stage.diverged:
         right = correct_by_model[-1]
     changed += [] if right is None else [look(None, right=right)]
-    numbers = [*_numbers(stage, pairs, correct_by_model), Number("seconds", seconds, stage.round)]
+    trained = len(ready.problem.shards) if evaluation.on else None
+    numbers = [*_numbers(stage, pairs, correct_by_model, trained), Number("seconds", seconds, stage.round)]
     numbers += [Number(PREFIX + code, value, stage.round) for code, value in _training_doubts(stage)]
     doubts = {**ready.doubts, **observations.doubts(attack_ball)}
     doubts |= {CHANGED: float(max(changed))} if any(changed) else {}
     numbers += [Number(doubt_names.name(words), amount, stage.round) for words, amount in doubts.items()]
-    if evaluation.origin is None:
-        numbers += _side_numbers(stage, loaded, correct_by_model, job)
+    if evaluation.on:
+        numbers += _own_numbers(stage, ready, parts)
+    elif evaluation.origin is None:
+        numbers += _side_numbers(stage, loaded, torch.stack(correct_by_model), job)
     store.finish(run, numbers, record=record)
     log.info("%s: %s=%.6f on %d images", stage.name, numbers[0].metric, numbers[0].value, numbers[0].n)
     turn.notify(Event(job.cell, stage.name, "done", total, total))
     return "done"
 
 
-def _natural_outcomes(stage: _Stage, turn: Turn, loaded: _Loaded, digest: str | None) -> Tensor | None:
-    """Which test images the last of the models classifies right, (n,) bool, as stored; None where nothing is."""
+def _natural_outcomes(stage: _Stage, turn: Turn, loaded: _Loaded, digest: str | None, last: int) -> Tensor | None:
+    """Which of its images the last of the models classifies right, (n,) bool, as stored; None where nothing is."""
     import torch
 
     from fatbench.engine.accuracy import unpacked
@@ -270,22 +320,69 @@ def _natural_outcomes(stage: _Stage, turn: Turn, loaded: _Loaded, digest: str | 
     if stage.diverged or stage.evaluation.origin is not None:
         return None
     rows, cell = turn.store.stages([turn.job.cell]), turn.job.cell
-    naturals = [item for item in turn.job.evaluations if facts.role(item.attack) == "natural" and item.origin is None]
+    own = stage.evaluation.on
+    naturals = [
+        item
+        for item in turn.job.evaluations
+        if facts.role(item.attack) == "natural" and item.origin is None and item.on == own
+        if not own or item.n == stage.evaluation.n
+    ]
     for name in (name for item in naturals for name in item.stages(stage.round) if name != stage.name):
         row = rows.get((cell, name))
         if row is not None and row.status == "done" and row.record.get("model") == digest:
             bits = [torch.from_numpy(unpacked(data, n)) for _, n, data in turn.store.outcomes(cell, name)]
+            if own:
+                return torch.cat(bits)[-last:] if bits else None
             return torch.cat(bits).reshape(len(loaded.models), -1)[-1] if bits else None
     return None
 
 
-def _numbers(stage: _Stage, pairs: list[transfer.ModelPair], outcomes: Tensor) -> list[Number]:
-    """The accuracy over all models, and each client's where clients have their own models. outcomes: (models, n)."""
-    label, round, n = stage.evaluation.label, stage.round, outcomes.shape[1]
-    accuracies = outcomes.double().mean(1)
-    numbers = [Number(label, float(accuracies.mean()), round, n=n)]
-    if len(pairs) > 1 or pairs[0].client >= 0:
-        numbers += [Number(label, float(v), round, n, p.client) for p, v in zip(pairs, accuracies, strict=True)]
+def _numbers(
+    stage: _Stage, pairs: list[transfer.ModelPair], outcomes: Sequence[Tensor], trained: int | None = None
+) -> list[Number]:
+    """The accuracy over all models, and each client's where clients have their own models or images.
+
+    outcomes: (n,) of each. On own images n counts those of all clients; `trained` and later ones never train, and
+    their accuracy is UNSEEN.
+    """
+    import torch
+
+    round, on = stage.round, bool(stage.evaluation.on)
+    named: dict[str, list[tuple[int, Tensor]]] = {stage.evaluation.label: []}
+    for pair, bits in zip(pairs, outcomes, strict=True):
+        is_unseen = on and trained is not None and pair.client >= trained
+        named.setdefault(UNSEEN if is_unseen else stage.evaluation.label, []).append((pair.client, bits))
+    numbers = []
+    for label, of_clients in named.items():
+        accuracies = torch.stack([bits.double().mean() for _, bits in of_clients])
+        n = sum(len(bits) for _, bits in of_clients) if on else len(of_clients[0][1])
+        numbers.append(Number(label, float(accuracies.mean()), round, n=n))
+        if len(of_clients) > 1 or of_clients[0][0] >= 0:
+            pairs_of = zip(of_clients, accuracies, strict=True)
+            numbers += [Number(label, float(value), round, len(bits), k) for (k, bits), value in pairs_of]
+    return numbers
+
+
+def _own_numbers(
+    stage: _Stage, ready: Setup, parts: Sequence[tuple[transfer.ModelPair, Tensor, Tensor]]
+) -> list[Number]:
+    """What a constant answer reaches on the clients' own images, and on clean ones doubts about their models."""
+    from fatbench.engine.accuracy import most_frequent, zero_gradients
+    from fatbench.engine.plausible import not_followed
+
+    trained = [part for part in parts if part[0].client < len(ready.problem.shards)]
+    constant = {pair.client: most_frequent(labels).double() for pair, _, labels in parts}
+    n, round = sum(len(labels) for *_, labels in trained), stage.round
+    right = sum(float(constant[pair.client].sum()) for pair, *_ in trained)
+    numbers = [Number("chance", right / n, round, n=n)]
+    numbers += [Number("chance", float(bits.mean()), round, len(bits), k) for k, bits in constant.items()]
+    if facts.role(stage.evaluation.attack) == "natural" and not stage.diverged:
+        first = [(pair.judged, images[:GRADIENT_IMAGES], labels[:GRADIENT_IMAGES]) for pair, images, labels in trained]
+        checked = sum(len(labels) for *_, labels in first)
+        immovable = sum(int(zero_gradients(ready.problem, *part) * len(part[2]) + 0.5) for part in first)
+        numbers.append(Number("zero_gradients", immovable / checked, round, n=checked))
+        share, used = max(not_followed(ready.problem, *part) for part in first)
+        numbers += [Number("directional", share, round, n=used)] if used else []
     return numbers
 
 

@@ -159,6 +159,7 @@ def _settings(evaluation: Evaluation) -> dict[str, Any]:
     from fatbench.methods.packages import implementation
 
     settings = {**evaluation.attack, "implementation": implementation(evaluation.attack["name"])}
+    settings |= {"on": evaluation.on} if evaluation.on else {}
     return settings if evaluation.origin is None else {**settings, "origin": evaluation.origin.stored_text}
 
 

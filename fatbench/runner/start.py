@@ -330,7 +330,7 @@ def check_data(jobs: Sequence[Job], root: Path) -> dict[str, str]:
                 else "put the file there; the description of the suite says where it comes from"
             )
             raise MachineError(f"model: weights: {text}: {row['message']} ({advice})")
-    keys = ("data", "partition", "seed", "train", "train_from", "validation", "client_holdout")
+    keys = ("data", "partition", "seed", "train", "train_from", "validation", "client_holdout", "unseen")
     splits = {repr([*(job.spec[key] for key in keys), first_images(job.spec)["data"]]): job for job in jobs}
     datasets: dict[str, Any] = {}
     fingerprints: dict[str, str] = {}

@@ -20,15 +20,16 @@ Identify = Callable[[Mapping[str, Any]], str]
 Contradiction = Callable[[Stage], str | None]
 
 # accuracies and fractions, besides the metrics that evaluations are named after
+UNSEEN = "unseen_accuracy"  # of clients that never train, on their own images
 OF_HELD_OUT = {"holdout_accuracy", "holdout_natural"}
 FRACTIONS = {"train_accuracy", "natural", "val_natural", "monitor", "val_monitor", "natural_class", "monitor_class",
-             "val_natural_class", "val_monitor_class", "edge_natural", *OF_HELD_OUT, "prior_accuracy",
+             "val_natural_class", "val_monitor_class", "edge_natural", *OF_HELD_OUT, "prior_accuracy", UNSEEN,
              "zero_gradients", "directional", "chance"}  # fmt: skip
 OF_TEST_IMAGES = {"natural", "monitor", "edge_natural"}  # besides the metrics that evaluations are named after
 OF_CLIENTS = {"train_loss", "train_accuracy", "weight", "selected", *OF_HELD_OUT, "holdout_gap",
-              "prior_accuracy"}  # fmt: skip
+              "prior_accuracy", UNSEEN}  # fmt: skip
 COUNTS = {"seconds", "forward", "backward", "gradient_steps", "bytes_up", "bytes_down"}
-MEANS = FRACTIONS - {"train_accuracy", *OF_HELD_OUT, "prior_accuracy", "edge_natural"}  # of one bit an image
+MEANS = FRACTIONS - {"train_accuracy", *OF_HELD_OUT, "prior_accuracy", UNSEEN, "edge_natural"}  # of one bit an image
 CLASSES = {f"{metric}_class": metric for metric in ("natural", "monitor", "val_natural", "val_monitor")}
 ROUNDING = 1e-12  # of a mean of several models' accuracies: far below one image of any test set
 FINEST = 1e-6  # of an image: the rounding error of a count of images
@@ -66,6 +67,12 @@ def disagreement(metric: str, value: float, n: int, correct: int, total: int) ->
     if abs(value - correct / total) > ROUNDING:
         return f"{metric} is {value!r}, its outcomes say {correct / total!r} ({correct} of {total})"
     return None
+
+
+def mean_over_own_images(n: int, of_clients: Sequence[tuple[float, int]]) -> float | None:
+    """The mean of clients' accuracies [(value, images)] if each has its own images, n in all; None: n are shared."""
+    own = len(of_clients) > 0 and n == sum(images for _, images in of_clients)
+    return sum(value for value, _ in of_clients) / len(of_clients) if own else None
 
 
 def problems(
@@ -148,7 +155,8 @@ def misfits(cell: Cell) -> Iterator[tuple[str, str]]:
 def _stage_problem(cell: Cell, stage: Stage, contradiction: Contradiction | None) -> str | None:
     """The first contradiction of a stage in itself or to its cell, or None."""
     outcomes = sum(n for _, n, _ in stage.outcomes)
-    if problem := _number_problem(cell.spec, stage.stage, stage.rows, [(n, bits) for _, n, bits in stage.chunks]):
+    chunks, own = [(n, bits) for _, n, bits in stage.chunks], "on" in (stage.settings or {})
+    if problem := _number_problem(cell.spec, stage.stage, stage.rows, chunks, own):
         return problem
     if stage.stage != "train" and outcomes not in (0, stage.round):
         return f"{outcomes} outcomes of {stage.round} examples"
@@ -174,7 +182,7 @@ def _training_contradiction(cell: Cell) -> str | None:
     }
     for stage in cell.stages:
         name, settings = parsed(stage.stage), stage.settings or {}
-        if settings.get("name") != "natural" or "origin" in settings or name.round not in logged:
+        if settings.get("name") != "natural" or {"origin", "on"} & settings.keys() or name.round not in logged:
             continue
         images_by_metric = {metric: n for _, client, metric, _, n, *_ in stage.rows if client < 0}
         bits, n = stage.bits, images_by_metric.get(name.metric, 0)
@@ -213,9 +221,12 @@ def _best_round_problem(record: Mapping[str, Any], numbers: Numbers) -> str | No
 
 
 def _number_problem(
-    spec: Mapping[str, Any], stage: str, numbers: Numbers, chunks: Sequence[tuple[int, bytes]]
+    spec: Mapping[str, Any], stage: str, numbers: Numbers, chunks: Sequence[tuple[int, bytes]], own: bool = False
 ) -> str | None:
-    """The first impossible number among a stage's numbers (as in a line) and outcomes [(how many, bits)], or None."""
+    """The first impossible number among a stage's numbers (as in a line) and outcomes [(how many, bits)], or None.
+
+    own: each client has its own images.
+    """
     last_round, clients, images = (_bound(spec, *keys) for keys in BOUNDS)
     metric, _, _, stage_round = parsed(stage)
     evaluation = stage != "train"
@@ -226,6 +237,10 @@ def _number_problem(
     for round, name, owners, *_ in numbers.series():
         of_clients[name, round] += sum(client >= 0 for client in owners)
     models = of_clients[metric, stage_round] or 1
+    stage_rows = sorted([*numbers.of(metric), *(numbers.of(UNSEEN) if own else ())])
+    seen = [(value, n) for _, client, name, value, n, *_ in stage_rows if name == metric and client >= 0]
+    all_images = next((n for _, client, name, _, n, *_ in stage_rows if name == metric and client < 0), 0)
+    own_mean = mean_over_own_images(all_images, seen) if own else None
     for round, name, owners, values, sizes, *_ in numbers.series():
         of_stage = evaluation and name == metric
         is_fraction, is_of_images = of_stage or name in FRACTIONS, of_stage or name in OF_TEST_IMAGES
@@ -248,7 +263,11 @@ def _number_problem(
                 return f"{subject}: the cell has {clients} clients"
             if is_of_images and n < 1:
                 return f"{subject} is over no images"
-            if is_of_images and images is not None and n > images:
+            if own_mean is not None and of_stage and client < 0:
+                if abs(value - own_mean) > ROUNDING:
+                    return f"{subject} is {value!r}, the mean of its clients' is {own_mean!r}"
+                continue
+            if is_of_images and images is not None and n > images and own_mean is None:
                 return f"{subject} is of {n} images, the cell has {images}"
             if of_stage and client < 0 and (problem := disagreement(name, value, n, correct, total)):
                 return problem
@@ -261,7 +280,7 @@ def _number_problem(
                 return problem
     if problem := _class_contradiction(numbers):
         return problem
-    return _client_contradiction(metric, sorted(numbers.of(metric)), chunks) if evaluation else None
+    return _client_contradiction(metric, stage_rows, chunks) if evaluation else None
 
 
 def _class_contradiction(numbers: Numbers) -> str | None:

@@ -23,7 +23,7 @@ from fatbench.suite import calls, cells, external_models, plugins
 from fatbench.suite.cells import Evaluation, TransferOrigin
 
 LISTING = Path(__file__).with_name("listing.json")  # see `fatbench.suite.files`
-NOT_OF_ATTACK = ("implementation", "origin")  # keys of stored settings that are not settings of the attack
+NOT_OF_ATTACK = ("implementation", "origin", "on")  # keys of stored settings that are not settings of the attack
 
 
 def evaluation(stage: str, settings: Mapping[str, Any], requested: Mapping[str, Any]) -> Evaluation | None:
@@ -33,7 +33,9 @@ def evaluation(stage: str, settings: Mapping[str, Any], requested: Mapping[str, 
     """
     name, label = _names(stage)
     origin = _origin(label, settings.get("origin"))
-    named = Evaluation(label, attack_of(settings), requested["n"], requested["batch"], origin=origin)
+    named = Evaluation(
+        label, attack_of(settings), requested["n"], requested["batch"], origin=origin, on=settings.get("on", "")
+    )
     is_named = named.id == name and _is_listed(named.id, settings)
     return named if is_named and (origin is None) == ("origin" not in settings) else None
 
@@ -68,7 +70,9 @@ def is_another(
         if requested is None:
             return not _is_listed(_names(stage)[0], settings)
         images, batch = requested["n"], requested["batch"]
-        fits = (images is None or images >= (n or 0)) and (n is None or chunk in (None, n, batch))
+        fits = bool(settings.get("on")) or (
+            (images is None or images >= (n or 0)) and (n is None or chunk in (None, n, batch))
+        )
         return not fits or evaluation(stage, settings, requested) is None
     except FatbenchError:  # the attack is of a plug-in that is not loaded
         return False
@@ -79,10 +83,10 @@ def attack_of(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in settings.items() if key not in NOT_OF_ATTACK}
 
 
-def short_form(attack: Mapping[str, Any], origin: str | None) -> dict[str, Any]:
-    """An attack without defaults, with the model that it is computed on where that is another."""
+def short_form(attack: Mapping[str, Any], origin: str | None, on: str = "") -> dict[str, Any]:
+    """An attack without defaults, with the model that it is computed on where that is another, and with its images."""
     without_defaults = json.loads(json.dumps(calls.without_defaults(calls.call("Attack", attack))))
-    return {**without_defaults, **({} if origin is None else {"origin": origin})}
+    return {**without_defaults, **({} if origin is None else {"origin": origin}), **({"on": on} if on else {})}
 
 
 def _names(stage: str) -> tuple[str, str]:
@@ -96,7 +100,7 @@ def _names(stage: str) -> tuple[str, str]:
 def _is_listed(name: str, settings: Mapping[str, Any]) -> bool:
     """Whether settings are those of the evaluation of our suites with this name; True if they have none."""
     listed = _shipped_attacks().get(name)
-    return listed is None or listed == short_form(attack_of(settings), settings.get("origin"))
+    return listed is None or listed == short_form(attack_of(settings), settings.get("origin"), settings.get("on", ""))
 
 
 @functools.cache

@@ -18,7 +18,7 @@ from fatbench.settings import PRECISIONS
 from fatbench.suite import calls, facts
 from fatbench.suite.entry import AlgorithmEntry
 from fatbench.suite.model import Key
-from fatbench.suite.types import client_rounds
+from fatbench.suite.types import client_rounds, count_of, number
 
 
 @dataclass(frozen=True)
@@ -54,11 +54,13 @@ class Evaluation:
     origin: TransferOrigin | None = None  # None: the attack is computed on the model under attack
     swept: str = ""  # the setting with the list: "eps"
     added: bool = False  # written out in `--attack`, and in no suite; not part of the identity
+    on: str = ""  # the clients' own images, see `Evaluate.on_clients`; empty: the test images
 
     @functools.cached_property
     def id(self) -> str:
         short_attack = calls.without_defaults(calls.call("Attack", self.attack))
-        identity_parts = [short_attack, self.n, self.batch, *([] if self.origin is None else [self.origin.stored_text])]
+        origin = [] if self.origin is None else [self.origin.stored_text]
+        identity_parts = [short_attack, self.n, self.batch, *origin, *([f"on {self.on}"] if self.on else [])]
         return f"{self.label}-{digest(identity_parts)[:8]}"
 
     @property
@@ -205,6 +207,8 @@ def _check_against_data(spec: calls.Call, location: str) -> None:
     if total and clients and clients > total - spec["validation"]:
         images_left = total - spec["validation"]
         raise SpecError(f"{location}: partition: {clients} clients, but only {images_left} training images")
+    if spec["unseen"]:
+        _refuse_unseen(spec, f"{location}: unseen")
     for call in spec.walk():
         if call.kind == "Attack" and "index" in call.signature.asks:
             raise SpecError(
@@ -233,9 +237,34 @@ def _refuse_availability(spec: Mapping[str, Any], location: str) -> None:
         raise SpecError(f"{location}: {algorithm['name']} needs all clients in every round: no setting 'participation'")
 
 
+def _refuse_unseen(spec: Mapping[str, Any], location: str) -> None:
+    """SpecError if no client is unseen, none is left to train, or nobody says which model an unseen client has."""
+    clients = spec["partition"].get("clients")
+    if clients and not 0 < count_of(number(spec["unseen"]), clients) < clients:
+        raise SpecError(
+            f"{location}: {number(spec['unseen']):g} of {clients} clients: at least one must be unseen, and one train"
+        )
+    algorithm = spec["algorithm"]
+    entry = calls.entry(algorithm.signature)
+    if getattr(entry, "deploys", False) and getattr(entry, "for_unseen", None) is None:
+        raise SpecError(
+            f"{location}: {algorithm['name']} keeps a model for each client, and its entry does not say which one a "
+            "client has that never trained (`for_unseen`)"
+        )
+
+
+def demand_own_images(spec: Mapping[str, Any], evaluation: Evaluation, location: str) -> None:
+    """SpecError if an attack is to be run on the clients' own images and they have none."""
+    if evaluation.on.startswith("held_out") and not float(number(spec["client_holdout"])):
+        raise SpecError(f"{location}: on: clients needs images that clients hold out: set client_holdout, such as 0.3")
+    data = calls.call("Data", spec["data"])
+    if evaluation.on.startswith("writers") and "writers" not in data.parts:
+        raise SpecError(f"{location}: images: writers: nobody knows who wrote the images of {data.name}")
+
+
 def _refuse_malicious(spec: Mapping[str, Any], location: str) -> None:
     """SpecError if a client does not exist, none is honest, or the adversary would not reach what is aggregated."""
-    clients, malicious_clients = spec["partition"].get("clients"), facts.malicious(spec)
+    clients, malicious_clients = facts.trained_clients(spec), facts.malicious(spec)
     if clients and max(malicious_clients) >= clients:
         raise SpecError(f"{location}: clients: no client {max(malicious_clients)}: the {clients} clients count from 0")
     if clients and len(malicious_clients) == clients:

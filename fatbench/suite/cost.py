@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fatbench.errors import FatbenchError
@@ -81,7 +81,7 @@ def training(spec: Mapping[str, Any]) -> Work | None:
 def deploys(spec: Mapping[str, Any]) -> int:
     """The number of models that are attacked after a round: one, or one a client."""
     is_one_per_client = call("Algorithm", spec["algorithm"]).signature.entry.get("deploys", False)
-    return int(spec["partition"].get("clients") or 1) if is_one_per_client else 1
+    return (facts.trained_clients(spec) or 1) if is_one_per_client else 1
 
 
 def monitoring(spec: Mapping[str, Any]) -> Work:
@@ -106,7 +106,7 @@ def monitoring(spec: Mapping[str, Any]) -> Work:
 
 def models_watched(spec: Mapping[str, Any]) -> float:
     """The average number of models that the monitor attacks in a round: one, or those of all clients seen so far."""
-    clients, rounds = spec["partition"].get("clients") or 1, int(spec["algorithm"]["rounds"])
+    clients, rounds = facts.trained_clients(spec) or 1, int(spec["algorithm"]["rounds"])
     if deploys(spec) == 1:
         return 1.0
     # a client has not taken part in any of t + 1 rounds with chance unseen_chance^(t + 1)
@@ -119,7 +119,19 @@ def evaluation(spec: Mapping[str, Any], evaluations: Iterable[Evaluation], check
     available = spec["test"] or facts.of_data(spec["data"]).test
     if not available:
         return None
-    return _evaluation(evaluations, available, checkpoints * deploys(spec))
+    items = [*evaluations]
+    on_test = _evaluation([item for item in items if not item.on], available, checkpoints * deploys(spec))
+    return on_test + sum((_on_clients(spec, item, checkpoints) for item in items if item.on), Work())
+
+
+def _on_clients(spec: Mapping[str, Any], item: Evaluation, checkpoints: int) -> Work:
+    """The work of an attack on the own images of clients of average size: `n` of each at most."""
+    clients = spec["partition"].get("clients") or 1
+    total = float(number(spec["client_holdout"])) * ((facts.training_images(spec) or 0) - spec["validation"])
+    if item.on.startswith("writers"):
+        total = spec["test"] or facts.of_data(spec["data"]).test or 0
+    images = clients * rounded_down(min(total / clients, item.n or math.inf))
+    return _evaluation([replace(item, n=None)], images, checkpoints)
 
 
 def _evaluation(evaluations: Iterable[Evaluation], available: int, models: int) -> Work:

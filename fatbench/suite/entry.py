@@ -225,7 +225,8 @@ class AlgorithmEntry(PrivacyEntry):
     deploys: the networks of all clients are attacked after a round, not one network. parts: the parts of a model that
     it trains separately. aggregates: adversaries reach what its clients send. foreseeable: they may ask what its server
     would do, as it gives `train_cohort` its `context`, or a `server`. last_batch: (*, settings) -> the examples in a
-    client's last batch, where clients do not train on their shards.
+    client's last batch, where clients do not train on their shards. for_unseen: {client: its own tensors} -> those of a
+    client that never trains.
     """
 
     work: Callable[..., Work] | None = None
@@ -233,6 +234,7 @@ class AlgorithmEntry(PrivacyEntry):
     foreseeable: bool = False
     last_batch: Callable[..., int | None] | None = None
     deploys: bool = False
+    for_unseen: Callable[..., Any] | None = None
     parts: tuple[str, ...] = ()
 
 

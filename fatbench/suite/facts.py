@@ -30,7 +30,7 @@ from fatbench.suite.entry import (
     ask,
 )
 from fatbench.suite.signatures import known_functions, place_of
-from fatbench.suite.types import client_rounds, number, rounded_down
+from fatbench.suite.types import client_rounds, count_of, number, rounded_down
 
 
 def of_data(spec: Mapping[str, Any]) -> Images:
@@ -70,9 +70,15 @@ def role(attack: Mapping[str, Any]) -> str:
     return str(declared_role)
 
 
+def trained_clients(spec: Mapping[str, Any]) -> int | None:
+    """The clients without those that never train; None if only the files tell."""
+    clients = spec["partition"].get("clients")
+    return clients and int(clients) - count_of(number(spec.get("unseen") or 0), int(clients))
+
+
 def cohort(spec: Mapping[str, Any]) -> int:
     """m = max(1, floor(C K)): how many of the K training clients take part in a round."""
-    clients = int(spec["partition"].get("clients") or 1) - spec["algorithm"].get("validators", 0)
+    clients = (trained_clients(spec) or 1) - spec["algorithm"].get("validators", 0)
     return max(1, rounded_down(float(number(spec["algorithm"].get("participation", 1.0))) * clients))
 
 
@@ -98,8 +104,8 @@ class Facts:
 
     @property
     def clients(self) -> int:
-        """Clients among which the partition divides the images."""
-        return _or_unknown(self.spec.get("partition", {}).get("clients"), "clients")
+        """Clients that may train."""
+        return _or_unknown(trained_clients(self.spec) if "partition" in self.spec else None, "clients")
 
     @property
     def cohort(self) -> int:
@@ -130,7 +136,8 @@ class Facts:
     @property
     def client_images(self) -> float:
         """Training images of an average client, without those that it holds out."""
-        return self.images / self.clients * (1 - float(number(self.spec["client_holdout"])))
+        dealt = _or_unknown(self.spec.get("partition", {}).get("clients"), "clients")
+        return self.images / dealt * (1 - float(number(self.spec["client_holdout"])))
 
     @property
     def last_batch(self) -> int:

@@ -351,7 +351,9 @@ def shipped() -> str:
         by_point = {id(cell.evaluations): cell.evaluations for plan in plans.values() for cell in plan.cells}
         evaluations = (evaluation for of_point in by_point.values() for evaluation in of_point)
         attacks |= {
-            evaluation.id: asked.short_form(evaluation.attack, getattr(evaluation.origin, "stored_text", None))
+            evaluation.id: asked.short_form(
+                evaluation.attack, getattr(evaluation.origin, "stored_text", None), evaluation.on
+            )
             for evaluation in evaluations
         }
     sections = {"suites": suites, "attacks": dict(sorted(attacks.items()))}

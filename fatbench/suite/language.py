@@ -165,10 +165,11 @@ class Expansion:
             problem = f"the suite has an attack '{taken}': name yours, NAME={{name: ...}}"
             raise SpecError(problem, option="attack")
         standard_attacks.demand_known(named, [*contents.evaluate.attacks, *self.evaluate.attacks])
-        for label in self.evaluate.limit:
+        on = self.evaluate.on["clients"] if isinstance(self.evaluate.on, dict) else ()
+        for key, label in [*(("limit", label) for label in self.evaluate.limit), *(("on", label) for label in on)]:
             if label not in {*self.evaluate.attacks, *self.evaluate.transfer, *self.attacks}:
                 hint = did_you_mean(label, self.evaluate.attacks)
-                error = SpecError(f"no attack is named '{label}'{hint}").below(label).below("limit")
+                error = SpecError(f"no attack is named '{label}'{hint}").below(label).below(key)
                 raise self._placed(error, self.evaluate_layers)
         # points with the same first labels share the merged settings of these, and with the same overrides evaluations
         self._settings_of_labels = functools.cache(self._merged_labels)
@@ -251,6 +252,8 @@ class Expansion:
         if shared not in self._evaluations:
             self._evaluations[shared] = self._evaluations_with(overrides, task, layers)
         evaluate, evaluations, evaluate_layers = self._evaluations[shared]
+        if evaluate.unseen:  # it changes who trains, so the cell itself has it
+            spec = {"unseen": evaluate.unseen, **spec}
         paths = confounders.written_paths(key, self.contents.axes, [override for _, override in self.overrides])
         planned = []
         for origin_cell, spec_with_weights, origin_seeds in self._with_weights(spec, layers, seeds):
@@ -313,6 +316,7 @@ class Expansion:
                 raise SpecError(f"{self._placed(error, layers)} ({stated})") from None
         for item in evaluations:
             facts.refuse(calls.call("Attack", item.attack), cell, f"{location}: evaluate: {item.label}")
+            cells.demand_own_images(cell, item, f"{location}: evaluate: {item.label}")
 
     def _placed(self, error: SpecError, layers: Sequence[Layer]) -> SpecError:
         """The error with the place of its keys in the layers of a cell, or of `evaluate`."""
@@ -350,8 +354,10 @@ class Expansion:
                 for metric, spec, swept in _sweep(label, attack, evaluate.attacks) if attack is not None else ():
                     call = calls.check_keys("Attack", spec, task)
                     sweep, is_own = label if swept else "", self.attacks.get(label) is not None
-                    n = images_of(evaluate, label)
-                    evaluations.append(Evaluation(metric, call, n, evaluate.batch, sweep, swept=swept, added=is_own))
+                    n, on = images_of(evaluate, label), evaluate.on_clients(label)
+                    evaluations.append(
+                        Evaluation(metric, call, n, evaluate.batch, sweep, swept=swept, added=is_own, on=on)
+                    )
             except SpecError as error:
                 raise self._placed(error.below(label).below("attacks"), [*layers_of_point, *layers]) from None
         return evaluate, tuple(evaluations), layers
@@ -604,6 +610,10 @@ def _transferred(
     direct = next((item for item in evaluations if item.label == name and item.origin is None), None)
     if direct is None:
         return
+    if direct.on:
+        raise SpecError(f"'{name}' is on the clients' own images: a transfer needs an attack on test images").below(
+            "attack"
+        )
     n = images_of(evaluate, label) if label in evaluate.limit else direct.n
     used_names = {evaluation.label for evaluation in evaluations}
     for origin in origins:

@@ -297,11 +297,30 @@ class Transfer(Node):
         return self
 
 
+LEAST = 10  # own images of a client that is evaluated on them
+
+
+def _on(value: Any) -> Any:
+    if value in ("test", "clients") or (isinstance(value, Mapping) and set(value) == {"clients"}):
+        return value if isinstance(value, str) else {"clients": labels(value["clients"])}
+    raise ValueError(f"expected test, clients, or {{clients: [names of attacks]}}, got {value!r}")
+
+
 class Evaluate(Node):
-    """The evaluation of trained models: attacks, the first `n` test images, their batches, the checkpoints."""
+    """The evaluation of trained models: attacks, the first `n` test images, their batches, the checkpoints.
+
+    on: clients: each client's model on the first `n` of its own `images`, of clients with at least `least` of them; of
+    some attacks alone {clients: [names]}. unseen: so many clients, or a fraction of them, never train.
+    """
 
     n: Images = None
     batch: Images = 500
+    on: Annotated[
+        Any, PlainValidator(_on, json_schema_input_type=Literal["test", "clients"] | dict[str, OneOrMore])
+    ] = "test"
+    images: Literal["held_out", "writers"] = "held_out"
+    least: Count = LEAST
+    unseen: NonNegative = 0.0
     checkpoints: Annotated[
         list[Checkpoint], BeforeValidator(_checkpoints, json_schema_input_type=Checkpoint | list[Checkpoint])
     ] = Field(default=["last"])
@@ -310,6 +329,11 @@ class Evaluate(Node):
     # metric -> the attack's number of test images, if below n
     limit: Annotated[dict[str, Any], PlainValidator(_limit, json_schema_input_type=dict[str, Count])] = {}
     overrides: list[Override] = Field(default=[])
+
+    def on_clients(self, label: str) -> str:
+        """The clients' own images that an attack is run on, "held_out" or "writers >= 3"; empty: the test images."""
+        is_on_clients = self.on == "clients" or (self.on != "test" and label in self.on["clients"])
+        return (self.images + f" >= {self.least}" * (self.least != LEAST)) * is_on_clients
 
     @field_validator("batch")
     @classmethod

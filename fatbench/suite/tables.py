@@ -49,13 +49,14 @@ KEPT = ("heatmap", "images", "boundaries")  # kinds of figure that show a tensor
 Best = Literal["max", "min", "none"]
 
 SOURCE = re.compile(
-    r"(?:(?P<stage>train|gap|artifact|prior|prior_mean|prior_worst|prior_tenth|prior_best_tenth|prior_std):)?(?P<metric>[a-z_][a-z0-9_]*)(?:\[(?P<client>\d+|\*|range)\])?(?:@(?P<round>\d+))?\Z"
+    r"(?:(?P<stage>train|gap|artifact|prior|prior_mean|prior_worst|prior_tenth|prior_best_tenth|prior_std|clients|pooled|worst|worst_if_equal|tenth|std|not_above_chance|below_chance|unseen):)?(?P<metric>[a-z_][a-z0-9_]*)(?:\[(?P<client>\d+|\*|range)\])?(?:@(?P<round>\d+))?\Z"
     r"|(?P<over>mean|all):(?P<metrics>[a-z_][a-z0-9_]*(?:\+[a-z_][a-z0-9_]*)*)\Z"
 )
+UNRANKED = re.compile(r"\A(prior_std|std|worst_if_equal|not_above_chance|below_chance):")  # not: the more the better
 OVER = ("mean", "all")  # over several evaluations: the mean of their numbers, the images that stay correct under all
 
 
-OF_CLIENTS = {"*": (None, "train", "prior"), "range": ("train",)}  # index -> the stages that may have it
+OF_CLIENTS = {"*": (None, "train", "prior", "clients"), "range": ("train",)}  # index -> the stages that may have it
 
 
 class Heading(Node):
@@ -230,7 +231,7 @@ class Table(Displayed):
                 named_best.get(
                     heading,
                     "none"
-                    if heading_spec.relative or (default == "max" and "prior_std:" in heading_spec.source)
+                    if heading_spec.relative or (default == "max" and UNRANKED.search(heading_spec.source))
                     else default,
                 )
             )

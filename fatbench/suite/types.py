@@ -46,6 +46,11 @@ def rounded_down(value: float) -> int:
     return math.floor(value + max(1e-9, 1e-12 * value))
 
 
+def count_of(share: float, total: int) -> int:
+    """A share of so many below 1, rounded down; from 1 on it is the number itself: 0.2 of 10 is 2, and so is 2."""
+    return rounded_down(share * total if share < 1 else share)
+
+
 @dataclass(frozen=True)
 class Named:
     """The name of a type: in settings.json, in help and, of a setting that is a call, the kind of function."""

@@ -16,14 +16,15 @@ batch normalisation of the initial model.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
+import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fatbench.engine.cohort import cost, draw_cohort, train_cohort
 from fatbench.engine.mixing import aggregate, mix
-from fatbench.engine.rounds import Context, Problem, Round, State
+from fatbench.engine.rounds import Context, Problem, Round, State, Tensors
 from fatbench.methods.algorithms.work import federated
 from fatbench.suite.entry import AlgorithmEntry
 from fatbench.suite.facts import Facts
@@ -95,6 +96,13 @@ def normalisation(model: nn.Module) -> list[str]:
     ]
 
 
+def mean_of_clients(own: Mapping[int, Tensors]) -> Tensors:
+    """The batch normalisation of a client that never trains: the mean of the others'."""
+    stacked = {name: torch.stack([own[k][name] for k in sorted(own)]) for name in next(iter(own.values()))}
+    return {name: values.double().mean(0).to(values.dtype) for name, values in stacked.items()}
+
+
 FEDBN = AlgorithmEntry(
-    fedbn, foreseeable=True, work=federated, refuse=(normalised_network,), deploys=True, cites=("li2021",)
-)
+    fedbn, foreseeable=True, work=federated, refuse=(normalised_network,), deploys=True, for_unseen=mean_of_clients,
+    cites=("li2021",),
+)  # fmt: skip

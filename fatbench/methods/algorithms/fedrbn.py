@@ -29,7 +29,7 @@ from fatbench.engine.cohort import cost, draw_cohort, train_cohort
 from fatbench.engine.local import LocalTraining
 from fatbench.engine.mixing import aggregate, mix
 from fatbench.engine.rounds import Context, Problem, Round, State, Tensors
-from fatbench.methods.algorithms.fedbn import normalisation
+from fatbench.methods.algorithms.fedbn import mean_of_clients, normalisation
 from fatbench.methods.algorithms.work import adversarial_and_standard_train, models_cross, no_more_than_clients
 from fatbench.suite.entry import AlgorithmEntry, Work
 from fatbench.suite.facts import Facts
@@ -138,6 +138,7 @@ FEDRBN = AlgorithmEntry(
     work=work,
     refuse=(no_more_than_clients, two_statistics),
     deploys=True,
+    for_unseen=mean_of_clients,
     example={"adversarial": 1, "standard": "standard"},
     cites=("hong2023",),
 )

@@ -35,6 +35,7 @@ ZERO_GRADIENTS = 0.01  # fraction of images without any loss gradient above whic
 DIRECTIONAL = 0.5  # fraction of images whose loss does not change as its gradient says, above which they are not, too
 # true gaps to AutoAttack beyond honest networks' largest: of one attack, of all together; 0 of 463 stored ones fire
 MASKED_ALONE, MASKED_TOGETHER, MASKED_LEVEL, MASKED_IMAGES = 0.06, 0.04, 0.005, 50
+OWN = " of each client's own images"  # whose most frequent class it is
 LEVEL = 0.01  # of the test whether an accuracy is above a constant classifier's
 STRENGTH = {"fgsm": 0, "pgd": 1, "cw": 1, "autoattack": 2}  # of attacks in one ball, from the weakest
 
@@ -62,8 +63,8 @@ WORDS = {  # code -> what is printed; {value}, {against} and {metric} are the do
     "training_images_are_dealt_to_a_client_twice": "{value:.0f} training images are dealt to a client twice",
     "training_images_are_dealt_to_several_clients": "{value:.0f} training images are dealt to several clients",
     "clients_have_no_images": "{value:.0f} clients have no training images and take no part",
-    "chance": f"natural accuracy is at chance {_TEST}",
-    "majority": f"not above the most frequent class {_TEST}",
+    "chance": f"natural accuracy is at chance{{against}} {_TEST}",
+    "majority": f"not above the most frequent class{{against}} {_TEST}",
     "order": "{metric} exceeds {against} by more than 3 standard errors",
     "gradient": f"the loss has no gradient on more than {100 * ZERO_GRADIENTS:g}% of the images:"
     " gradient attacks overstate robustness",
@@ -161,13 +162,15 @@ def doubts(
     numbers: as `stored.Number`; those of training and of single clients are passed over. attacks: evaluation
     ("pgd20-0a1b2c3d") -> its attack with all settings. data: cell -> its data set.
     """
-    models: dict[tuple[str, int], dict[str, dict[str, tuple[float, int]]]] = {}  # (cell, round) -> stage -> metric
+    # (cell, round, on whose images) -> stage -> metric
+    models: dict[tuple[str, int, str], dict[str, dict[str, tuple[float, int]]]] = {}
     for cell, stage, round, client, metric, value, n, *_ in numbers:
         if stage != "train" and client < 0:
-            models.setdefault((cell, round), {}).setdefault(stage, {})[metric] = value, n
+            on = str(attacks.get(parsed(stage).evaluation, {}).get("on", ""))
+            models.setdefault((cell, round, on), {}).setdefault(stage, {})[metric] = value, n
     attack_facts = _Attacks(attacks)
     doubts_by_stage: Doubts = {}
-    for (cell, _), stages in models.items():
+    for (cell, *_), stages in models.items():
         outcomes_of_cell = None if outcomes is None else functools.partial(outcomes, cell)
         for stage, reasons in _doubts_of_model(stages, attack_facts, data.get(cell, {}), outcomes_of_cell).items():
             if reasons:
@@ -192,6 +195,8 @@ class _Attacks:
                 name.precision,
                 _role(attacks[stage]) == "attack",
                 "origin" in attacks[stage],
+                str(attacks[stage].get("on", "")),
+                attacks[stage].get("name") == "natural",
                 frozenset(weaker_stage for weaker_stage in stages if weaker(attacks[weaker_stage], attacks[stage])),
                 {
                     other: attacks[other]["name"]
@@ -211,6 +216,8 @@ class _Evaluation(NamedTuple):
     precision: str
     is_attacked: bool
     is_transferred: bool  # computed on another model
+    on: str  # the clients' own images; empty: the test images
+    is_natural: bool
     weaker: frozenset[str]  # the stages whose attacks must leave at least as many images right
     by_gradient: Mapping[str, str]  # of AutoAttack: the stages of gradient attacks in its ball -> their names
 
@@ -245,7 +252,12 @@ def _doubts_of_model(
     ]
     doubts_by_stage = {item.stage: list(_stored_doubts(stages[item.stage])) for item in accuracies}
     diverged = any(doubt.code == "diverged" for reasons in doubts_by_stage.values() for doubt in reasons)
-    naturals = [item for item in accuracies if item.label == "natural" and item.n and math.isfinite(item.value)]
+    naturals = [
+        item
+        for item in accuracies
+        if (item.evaluation.is_natural if item.evaluation.on else item.label == "natural")
+        if item.n and math.isfinite(item.value)
+    ]
     natural = max(naturals, key=lambda accuracy: accuracy.n, default=None)
     fraction, dead, astray, guesses = None, 0.0, 0.0, False
     if natural is not None:
@@ -256,14 +268,17 @@ def _doubts_of_model(
             if diverged
             else chance(data, natural_metrics["chance"][0] if "chance" in natural_metrics else None, natural.n)
         )
-        guesses = fraction is not None and not above_chance(natural.value, natural.n, fraction)
+        guesses = fraction is not None and not above_chance(_pooled(natural, outcomes), natural.n, fraction)
     least_accuracy = min((item.value for item in accuracies if math.isfinite(item.value)), default=0.0)
     for item in accuracies:
         reasons, is_attacked = doubts_by_stage[item.stage], item.evaluation.is_attacked
+        whose = OWN * bool(item.evaluation.on)
+        if whose and not diverged and "chance" in stages[item.stage]:
+            fraction = stages[item.stage]["chance"][0]
         if guesses and fraction is not None:
-            reasons.append(Doubt("chance", fraction))
-        elif is_attacked and fraction is not None and not above_chance(item.value, item.n, fraction):
-            reasons.append(Doubt("majority", fraction))
+            reasons.append(Doubt("chance", fraction, whose))
+        elif is_attacked and fraction is not None and not above_chance(_pooled(item, outcomes), item.n, fraction):
+            reasons.append(Doubt("majority", fraction, whose))
         if item.value > least_accuracy:  # else it exceeds none
             reasons += (
                 Doubt("order", excess, weak, item.label) for excess, weak in _exceeded(item, accuracies, outcomes)
@@ -282,6 +297,12 @@ def _doubts_of_model(
     return doubts_by_stage
 
 
+def _pooled(item: _Accuracy, outcomes: Callable[[str], tuple[int, int]] | None) -> float:
+    """The accuracy over all images: of a mean over clients on their own, that of those that train, who come first."""
+    bits, total = outcomes(item.stage) if outcomes is not None and item.evaluation.on else (0, 0)
+    return (bits >> total - item.n).bit_count() / item.n if 0 < item.n <= total else item.value
+
+
 def _stored_doubts(metrics: Mapping[str, tuple[float, int]]) -> Iterable[Doubt]:
     """The doubts that a run stored with an evaluation."""
     for metric, (value, _) in metrics.items():
@@ -295,7 +316,7 @@ def _stored_doubts(metrics: Mapping[str, tuple[float, int]]) -> Iterable[Doubt]:
 
 def _role(attack: Mapping[str, Any]) -> str:
     """The role of an attack; empty where its function is not installed."""
-    own_settings = {key: value for key, value in attack.items() if key not in ("implementation", "origin")}
+    own_settings = {key: value for key, value in attack.items() if key not in ("implementation", "origin", "on")}
     try:
         return facts.role(own_settings) if own_settings.get("name") in names("Attack") else ""
     except FatbenchError:

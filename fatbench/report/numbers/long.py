@@ -22,8 +22,19 @@ from sqlalchemy import select as sql
 
 from fatbench.report.numbers.doubts import Doubt, in_words
 from fatbench.report.numbers.points import Points, baselines, measures, point_key
-from fatbench.report.numbers.sources import CLIENT, ENDS, EVERY, PRIOR, PRIOR_STAGE, RANGE, Source, over_clients, unit
-from fatbench.report.numbers.statistics import wilson
+from fatbench.report.numbers.sources import (
+    CLIENT,
+    ENDS,
+    EVERY,
+    OVER_OWN,
+    PRIOR,
+    PRIOR_STAGE,
+    RANGE,
+    Source,
+    over_clients,
+    unit,
+)
+from fatbench.report.numbers.statistics import OfClients, wilson
 from fatbench.report.numbers.stored import (
     OVERALL,
     Number,
@@ -182,6 +193,12 @@ def _evaluated(asked: DataFrame, stored: Stored) -> Found:
                     continue  # not of the same images and models
                 # an image counts where its bit is set under every evaluation
                 value = functools.reduce(int.__and__, (bits for bits, _ in answers)).bit_count() / answers[0][1]
+        elif (own := stored.own.get((cell, stage))) is not None and (source.client != -1 or source.stage in OVER_OWN):
+            if (of_own := own.number(source)) is None:
+                continue
+            (value, n), doubts = of_own, ()
+        elif source.stage in OVER_OWN:
+            continue  # one set of images for all
         elif source.stage.startswith(PRIOR_STAGE):
             of_clients = by_client.get((cell, stage, PRIOR), {})
             prior = over_clients(source, {client: value for client, (value, _) in of_clients.items()})
@@ -217,13 +234,16 @@ def on_common_images(numbers: DataFrame, counted: Series) -> tuple[DataFrame, di
     """
     rows = [*zip(*(numbers[name] for name in ("cell", "source", *CUT)), counted, strict=True)]
     shared: dict[str, int] = {}
-    for cell, source, value, n, *_, counts in rows:
-        if counts and value is not None and n and source.of_images:
+    for cell, source, value, n, _, of, counts in rows:
+        if counts and value is not None and n and source.of_images and not isinstance(of, OfClients):
             data = repr(cell.spec["data"])
             shared[data] = min(n, shared.get(data, n))
-    cut = []
-    for cell, source, value, n, doubts, (bits, total), _ in rows:
-        count = shared.get(repr(cell.spec["data"]), 0)
+    cut: list[tuple[Any, ...]] = []
+    for cell, source, value, n, doubts, of, _ in rows:
+        count, (bits, total) = shared.get(repr(cell.spec["data"]), 0), of
+        if isinstance(of, OfClients):
+            cut.append((value, n, doubts, of))
+            continue
         if value is not None and source.of_images and 0 < count < n and total:
             bits, total = first_outcomes((bits, total), n, count)
             value, n = bits.bit_count() / total, count
@@ -263,12 +283,10 @@ def long(
     numbers = found(asked, stored)
     numbers["seed"] = [int(cell.spec["seed"]) for cell in numbers["cell"]]
     pairs = [*zip(numbers["cell"], numbers["source"], numbers["stages"], strict=True)]
+    measured = [*zip(numbers["value"], numbers["n"], strict=True)]
     known = [
-        (
-            stored.outcomes(cell.id, stages[-1]) if stages and source.of_images else (0, 0),
-            not stages and _never(cell, source, stored),
-        )
-        for cell, source, stages in pairs
+        (_outcomes(stored, cell, source, stages, *number), not stages and _never(cell, source, stored))
+        for (cell, source, stages), number in zip(pairs, measured, strict=True)
     ]
     logged = numbers.loc[numbers["source"].map(lambda source: source.stage == "train"), ["cell", "source"]]
     chances = found(logged.assign(source=[source.chance for source in logged["source"]]), stored)["value"]
@@ -277,6 +295,18 @@ def long(
     if images != "common":
         return numbers, {}
     return on_common_images(numbers, numbers["side"].eq(OWN) & numbers["row"].lt(len(points.rows)))
+
+
+def _outcomes(
+    stored: Stored, cell: Cell, source: Source, stages: Sequence[str], value: float | None, n: int
+) -> tuple[int, int]:
+    """What a test of a number compares: outcomes of images, or numbers of clients; (0, 0) without any."""
+    if not stages or value is None:
+        return 0, 0
+    own = stored.own.get((cell.id, stages[-1]))
+    if own is not None and (source.of_images or source.stage in OVER_OWN):
+        return own.outcomes(value, n, source.of_images)
+    return stored.outcomes(cell.id, stages[-1]) if source.of_images else (0, 0)
 
 
 def _asked(plan: Plan, points: Points, evaluated: Sequence[Cell]) -> Iterable[tuple[Any, ...]]:

@@ -18,6 +18,7 @@ from fatbench.suite.model import Condition, Key
 from fatbench.suite.tables import KEPT, OVER, SERIES, Displayed, Figure, Heading, Table
 
 Names = tuple[tuple[str, str], ...]  # (axis, label) pairs
+IF_EQUAL = ", if all were equal"  # of the heading beside that of a worst client
 TablePoints = dict[tuple[Names, Names], dict[str, list[Cell]]]  # (row, group) -> heading -> cells, one a seed
 
 
@@ -43,6 +44,11 @@ def spread(display: S, plan: Plan) -> S:
     headings: dict[str, Heading] = {}
     for heading, heading_spec in display.headings.items():
         source = Source.parse(heading_spec.source)
+        if source.stage == "worst":  # chosen and judged on the same images: biased down
+            text = f"worst_if_equal:{source.metric}"
+            headings[heading] = heading_spec
+            headings[f"{heading}{IF_EQUAL}"] = heading_spec.model_copy(update={"source": text})
+            continue
         if source.stage in ("train", *OVER) or source.metric not in metrics_by_sweep:
             headings[heading] = heading_spec
             continue
@@ -62,7 +68,7 @@ def spread(display: S, plan: Plan) -> S:
                 for other_heading in headings
                 if other_heading.startswith(f"{heading} ") and best[other_heading] is None
             }
-        changed["best"] = best
+        changed["best"] = best | {name: "none" for name in headings if name.endswith(IF_EQUAL)}
     return display if list(headings) == list(display.headings) else display.model_copy(update=changed)
 
 
@@ -335,4 +341,7 @@ def comparison_key(cell: Cell, source: Source, table: Table) -> tuple[str, str]:
         return data_and_attack + repr(
             [cell.key.get(axis) for axis in shown_axes if axis not in table.compare_across]
         ), ""
-    return data_and_attack + repr(cell.spec["partition"]), repr(cost.local(cell.spec["algorithm"]).get("objective"))
+    own = next((evaluation.on for evaluation in cell.evaluations if source.shows(evaluation)), "")
+    return data_and_attack + own + repr(cell.spec["partition"]), repr(
+        cost.local(cell.spec["algorithm"]).get("objective")
+    )

@@ -8,6 +8,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from fatbench.report.numbers.doubts import above_chance
+from fatbench.report.numbers.statistics import OfClients, least_of_equals
+from fatbench.store.problems import ROUNDING, mean_over_own_images
 from fatbench.suite import facts
 from fatbench.suite.tables import OVER, SOURCE
 
@@ -17,6 +20,9 @@ if TYPE_CHECKING:
 ENDS = ("low", "high")  # of an interval, as a metric's name ends: "identification_low"
 PRIOR_STAGE = "prior"
 PRIOR = "prior_accuracy"  # per client, in the stage of an evaluation
+OVER_OWN = (  # over clients, each on its own images
+    "pooled", "worst", "worst_if_equal", "tenth", "std", "not_above_chance", "below_chance", "unseen",
+)  # fmt: skip
 EVERY = -2  # the client of a source "metric[*]": a line each
 RANGE = -3  # of "metric[range]": the largest of all clients less the smallest
 INDICES = {None: -1, "*": EVERY, "range": RANGE}
@@ -27,7 +33,7 @@ class Source:
     """The parsed form of a source: "pgd20", "train:drift_post@10", "gap:pgd20" or "train:weight[*]"."""
 
     text: str
-    stage: str  # "evaluation", "train", "gap", "artifact", "prior..." of the clients' own accuracies, or one of OVER
+    stage: str  # "evaluation", "train", "gap", "artifact", "prior..." of the clients' own accuracies, OVER or OVER_OWN
     metric: str
     client: int  # -1: not about one client; EVERY: of each; RANGE: the largest less the smallest
     round: int | None
@@ -39,7 +45,7 @@ class Source:
         client, round = match["client"], match["round"]
         return cls(
             text,
-            match["stage"] or match["over"] or "evaluation",
+            (match["stage"] or match["over"] or "evaluation").replace("clients", "evaluation"),
             match["metric"] or match["metrics"],
             INDICES[client] if client in INDICES else int(client),
             None if round is None else int(round),
@@ -49,7 +55,7 @@ class Source:
         """Whether its number is that of this evaluation, or is computed from it and others."""
         if self.stage in OVER:
             return not {evaluation.label, evaluation.sweep}.isdisjoint(self.metric.split("+"))
-        return evaluation.label == self.metric
+        return evaluation.label == self.metric and (bool(evaluation.on) or self.stage not in OVER_OWN)
 
     def checkpoint(self, select: str) -> str:
         """The checkpoint of a number, `select` for evaluations; empty where the source names its rounds."""
@@ -165,21 +171,65 @@ def range_of(values: Sequence[float]) -> float | None:
 
 
 def over_clients(source: Source, by_client: Mapping[int, float]) -> float | None:
-    """The statistic of the clients' accuracies that a source "prior..." names; None without accuracies of them.
+    """The statistic of the clients' accuracies that a source "prior..." or of OVER_OWN names; None without accuracies.
 
     A tenth is the mean of the ceil(K / 10) smallest, or largest; the standard deviation is that of the population.
     """
     values = sorted(by_client.values())
     if source.stage == PRIOR_STAGE or not values:
         return by_client.get(source.client)
-    if source.stage == "prior_mean":
-        return statistics.fmean(values)
-    if source.stage == "prior_std":
+    name, tenth = source.stage.removeprefix(f"{PRIOR_STAGE}_"), math.ceil(len(values) / 10)
+    if name == "std":
         return statistics.pstdev(values)
-    if source.stage == "prior_worst":
-        return values[0]
-    tenth = math.ceil(len(values) / 10)
-    return statistics.fmean(values[-tenth:] if source.stage == "prior_best_tenth" else values[:tenth])
+    if name in ("mean", "unseen"):
+        return statistics.fmean(values)
+    return values[0] if name == "worst" else statistics.fmean(values[-tenth:] if "best" in name else values[:tenth])
+
+
+@dataclass(frozen=True)
+class OwnImages:
+    """What an evaluation says of each client on its own images: client -> (accuracy, images), or chance."""
+
+    accuracies: Mapping[int, tuple[float, int]]
+    unseen: Mapping[int, tuple[float, int]]  # of clients that never train
+    chances: Mapping[int, float]
+    images: str = ""  # equal in two seeds: the same clients
+
+    def contradiction(self, value: float, n: int, bits: int, total: int) -> bool:
+        """Whether a mean over clients on n images in all is not theirs, or a client's not that of its outcomes."""
+        mean = mean_over_own_images(n, [*self.accuracies.values()])
+        start, wrong = 0, mean is None or abs(mean - value) > ROUNDING
+        for _, (accuracy, images) in sorted({**self.accuracies, **self.unseen}.items()):
+            start += images
+            right = (bits >> (total - start) & (1 << images) - 1).bit_count() if start <= total else -1
+            wrong |= abs(right / images - accuracy) > ROUNDING
+        return wrong or start != total
+
+    def outcomes(self, value: float, n: int, is_mean: bool = True) -> OfClients:
+        """A number over these clients as a test takes it."""
+        accuracies = [accuracy for _, (accuracy, _) in sorted(self.accuracies.items())]
+        return OfClients.of(value, n, accuracies, self.images) if is_mean else OfClients.of(value, n)
+
+    def number(self, source: Source) -> tuple[float, int] | None:
+        """(value, images) of a source of OVER_OWN, or of one client; None where nobody is."""
+        if source.client != -1:
+            return {**self.accuracies, **self.unseen}.get(source.client)
+        clients = self.unseen if source.stage == "unseen" else self.accuracies
+        n = sum(images for _, images in clients.values())
+        if not n:
+            return None
+        pooled = math.fsum(value * images for value, images in clients.values()) / n
+        if source.stage == "pooled":
+            return pooled, n
+        if source.stage == "worst_if_equal":
+            return least_of_equals([images for _, images in clients.values()], pooled), n
+        if source.stage == "below_chance":
+            return statistics.fmean(value < self.chances[k] for k, (value, _) in clients.items()), n
+        if source.stage == "not_above_chance":
+            at_chance = [not above_chance(*of_client, self.chances[k]) for k, of_client in clients.items()]
+            return statistics.fmean(at_chance), n
+        value = over_clients(source, {k: accuracy for k, (accuracy, _) in clients.items()})
+        return None if value is None else (value, n)
 
 
 def mean_and_std(values: Sequence[float]) -> tuple[float, float | None]:

@@ -27,6 +27,26 @@ if TYPE_CHECKING:
     Groups = NDArray[np.int64]  # (n,): of each image the number of its group, from 0
 
 ImageOutcomes = tuple[int, int]  # (bits, n)
+
+
+class OfClients(tuple[int, int]):
+    """In place of outcomes: (0, n), a number of one seed over clients, each on its own images, n in all.
+
+    accuracies: of each client, where the number is their mean. images: what two seeds share if their clients are the
+    same; empty: not known.
+    """
+
+    value: float
+    accuracies: tuple[float, ...]
+    images: str
+
+    @classmethod
+    def of(cls, value: float, n: int, accuracies: Sequence[float] = (), images: str = "") -> OfClients:
+        made = cls((0, n))
+        made.value, made.accuracies, made.images = value, tuple(accuracies), images
+        return made
+
+
 EXACT = 50  # the signed-rank test counts patterns of signs up to so many differences
 LEAST_LN_P = -300.0  # of the search for p: the square of t overflows near -690
 SEEDS_FOR_A_CLAIM = 5  # with fewer, only differences of several standard deviations over seeds can be seen
@@ -321,6 +341,9 @@ def contrast(
     """
     import numpy as np
 
+    by_client = [(weight, [one for one in side if isinstance(one, OfClients)]) for weight, side in cells]
+    if by_client[0][1]:
+        return contrast_over_clients(by_client)
     first_outcomes = cells[0][1]
     seeds, n = len(first_outcomes), n or (first_outcomes[0][1] if first_outcomes else 0)
     if any(len(outcomes) != seeds for _, outcomes in cells):
@@ -331,6 +354,29 @@ def contrast(
     for weight, outcomes in cells:
         D += weight * np.stack([mean_over_models(seed_outcomes, n) for seed_outcomes in outcomes])
     return of_rows(D, max(abs(weight) for weight, _ in cells), groups)
+
+
+def contrast_over_clients(cells: Sequence[tuple[float, Sequence[OfClients]]]) -> SeedsAndImages | None:
+    """As `contrast`, of numbers over clients: images of a client are never independent units.
+
+    Where each seed has other clients there is no part of images; where clients are the same in all seeds they take the
+    place of images, each with the same weight. None below two seeds. ValueError: not the same seeds.
+    """
+    import numpy as np
+
+    weights, sides = [weight for weight, _ in cells], [side for _, side in cells]
+    by_seed = [sum(w * one.value for w, one in zip(weights, of, strict=True)) for of in zip(*sides, strict=True)]
+    n, step = min(one[1] for side in sides for one in side), max(map(abs, weights))
+    test, everyone = over_seeds(by_seed, n, step), [one for side in sides for one in side]
+    if test is None or {one.images for one in everyone} != {everyone[0].images} or not everyone[0].images:
+        return test
+    clients = len(everyone[0].accuracies)
+    if clients < 2 or any(len(one.accuracies) != clients for one in everyone):
+        return test
+    D = np.sum([w * np.array([one.accuracies for one in side]) for w, side in cells], axis=0)
+    _, of_clients, of_rest = mean_squares(D)
+    variance = max(of_clients - of_rest, 0.0) / (len(by_seed) * clients)
+    return SeedsAndImages(test.mean, test.seeds, clients, test.seed_variance, variance)
 
 
 def of_rows(D: NDArray[np.float64], step: float = 1.0, groups: Groups | None = None) -> SeedsAndImages | None:
@@ -452,6 +498,17 @@ def wilson(k: int, n: int, level: float = 0.95) -> tuple[float, float]:
     return max(0.0, (middle - half_width) / (n + z * z)) if k else 0.0, (middle + half_width) / (
         n + z * z
     ) if k < n else 1.0
+
+
+def least_of_equals(sizes: Sequence[int], p: float) -> float:
+    """The expected least of accuracies on so many images each where all are p in truth, by 2,000 draws.
+
+    What the worst of several clients is compared with: chosen and judged on the same images, it is biased down.
+    """
+    import numpy as np
+
+    drawn = np.random.default_rng(0).binomial(sizes, min(1.0, p), (2000, len(sizes)))
+    return float((drawn / np.array(sizes)).min(1).mean())
 
 
 # --- several tests -----------------------------------------------------------------------------------------------

@@ -24,13 +24,13 @@ from sqlalchemy import select as sql
 from fatbench.errors import DatabaseError
 from fatbench.report.numbers.doubts import Doubt, Doubts, Outcomes, doubts
 from fatbench.report.numbers.shown_runs import changed_since
-from fatbench.report.numbers.sources import ENDS, EVERY, PRIOR, RANGE, Source
+from fatbench.report.numbers.sources import ENDS, EVERY, PRIOR, RANGE, OwnImages, Source
 from fatbench.report.numbers.statistics import ImageOutcomes
 from fatbench.report.numbers.table_facts import Origin, origin
 from fatbench.settings import PRECISIONS
 from fatbench.store import inputs, replicates
 from fatbench.store.inputs import Inputs
-from fatbench.store.problems import disagreement, impossible
+from fatbench.store.problems import UNSEEN, disagreement, impossible
 from fatbench.store.rows import batches
 from fatbench.store.schema import CELLS, NUMBERS, OUTCOME_CHUNKS, RUNS, STAGES
 from fatbench.store.selection import MONITORED, Checkpoint, checkpoint_round
@@ -117,12 +117,43 @@ def join_chunks(chunks: Iterable[tuple[int, int, bytes]]) -> tuple[int, int]:
     return bits, total
 
 
+def own_images_of(cells: Collection[str], store: Store) -> dict[tuple[str, str], OwnImages]:
+    """(cell, stage) -> the accuracies of clients on their own images, of the stages that are about these."""
+    query = sql(STAGES.c.cell, STAGES.c.stage, STAGES.c.settings, STAGES.c.record)
+    query = query.where(STAGES.c.settings.contains('"on"'))
+    records = {
+        (cell, stage): json.loads(record)
+        for cell, stage, settings, record in fetch(store, query, STAGES.c.cell, cells)
+        if "on" in json.loads(settings)
+    }
+    found: dict[tuple[str, str], dict[str, dict[int, tuple[float, int]]]] = {}
+    condition = NUMBERS.c.stage.in_(sorted({stage for _, stage in records})) & (NUMBERS.c.client >= 0)
+    for number in numbers_of({cell for cell, _ in records}, store, condition) if records else ():
+        found.setdefault(number[:2], {}).setdefault(number.metric, {})[number.client] = number.value, number.n
+    return {
+        key: OwnImages(
+            numbers.get(parsed(key[1]).metric, {}),
+            numbers.get(UNSEEN, {}),
+            {k: value for k, (value, _) in numbers.get("chance", {}).items()},
+            records[key].get("images", ""),
+        )
+        for key, numbers in found.items()
+        if key in records
+    }
+
+
 def check_accuracies(numbers: Iterable[Number], store: Store, outcomes: Outcomes) -> None:
     """Raise DatabaseError for an accuracy among these numbers that is not the mean of its outcomes."""
+    of_cells: dict[str, dict[tuple[str, str], OwnImages]] = {}
     for number in numbers:
         if number.is_accuracy:
             bits, total = outcomes(number.cell, number.stage)
             if problem := disagreement(number.metric, number.value, number.n, bits.bit_count(), total):
+                if number.cell not in of_cells:
+                    of_cells[number.cell] = own_images_of([number.cell], store)
+                own = of_cells[number.cell].get((number.cell, number.stage))
+                if own is not None and not own.contradiction(number.value, number.n, bits, total):
+                    continue
                 text = f"cell {number.cell} {number.stage}: {problem}"
                 raise DatabaseError(f"{store.database.shown}: {text} (fatbench check)")
 
@@ -199,10 +230,13 @@ def _without_images(numbers: Iterable[Number], bits_of: Outcomes, store: Store) 
     of_clients = numbers_of({number.cell for number in unbacked}, store, EVALUATED & (NUMBERS.c.client >= 0))
     # an accuracy over several deployed models is a multiple of 1 / (models n)
     models = Counter((number.cell, number.stage, number.metric) for number in of_clients)
+    images: Counter[tuple[str, str, str]] = Counter()  # of own images the sum over clients is n
+    for number in of_clients:
+        images[number.cell, number.stage, number.metric] += number.n
     doubts_by_stage = {}
     for cell, stage, _, _, metric, value, n, *_ in unbacked:
         doubts_by_stage[cell, stage] = [Doubt("no_outcomes")]
-        if impossible(metric, value, n, models[cell, stage, metric] or 1):
+        if n != images[cell, stage, metric] and impossible(metric, value, n, models[cell, stage, metric] or 1):
             doubts_by_stage[cell, stage].append(Doubt("impossible", n))
     return doubts_by_stage
 
@@ -299,6 +333,7 @@ class Stored:
     rounds: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     doubts: Doubts = field(default_factory=dict)
     outcomes: Outcomes = lambda cell, stage: (0, 0)
+    own: Mapping[tuple[str, str], OwnImages] = field(default_factory=dict)  # of stages on the clients' own images
     inputs: Mapping[tuple[str, str], Inputs] = field(default_factory=dict)  # what answered each stage
     runs: Mapping[tuple[str | None, str], Collection[Origin]] = field(default_factory=dict)
     failed: frozenset[str] = frozenset()
@@ -316,8 +351,13 @@ class Stored:
 
     def behind(self, cell: Cell, stage: str, metric: str, n: int) -> Iterable[tuple[Any, ...]]:
         """The runs of a stage behind a number, see `provenance.BEHIND`."""
+        of_images = 0 if (cell.id, metric) in self._on_own_images else n  # they are others in each seed
         for ran in self.origins(cell.id, stage) or (None,):
-            yield cell.id, cell.spec["data"]["name"], metric, n, stage, ran
+            yield cell.id, cell.spec["data"]["name"], metric, of_images, stage, ran
+
+    @functools.cached_property
+    def _on_own_images(self) -> set[tuple[str, str]]:
+        return {(cell, parsed(stage).metric) for cell, stage in self.own}
 
     def images(self, cell: str, stage: str) -> set[str]:
         """The fingerprints of the data that a stage was measured on, as far as its runs say."""
@@ -347,7 +387,9 @@ class Stored:
         rows = self.at(self.select).sort_values("evaluation")[columns].itertuples(index=False, name=None)
         for cell, evaluation, stage, value, n in rows:
             bits, total = self.outcomes(cell, stage)
-            answers = (bits, total) if n and total and total % n == 0 else None
+            answers: ImageOutcomes | None = (bits, total) if n and total and total % n == 0 else None
+            if (own := self.own.get((cell, stage))) is not None:
+                answers = own.outcomes(value, n)
             numbers.setdefault(cell, {})[evaluation] = Measurement(
                 value, n, answers, self.doubts.get((cell, stage), ()), stage, self.inputs.get((cell, stage), NO_INPUTS)
             )
@@ -405,6 +447,7 @@ def evaluations(
         rounds=rounds,
         doubts=doubts_of(specs, store, bits_of, numbers, answered),
         outcomes=bits_of,
+        own=own_images_of(specs, store),
         inputs=answered,
         **known,
     )

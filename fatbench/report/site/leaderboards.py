@@ -16,7 +16,7 @@ from fatbench.data.catalogue import CATALOGUE
 from fatbench.errors import FatbenchError
 from fatbench.report import contrasts, sentences
 from fatbench.report.contrasts import Difference
-from fatbench.report.numbers.sources import Source
+from fatbench.report.numbers.sources import OVER_OWN, Source
 from fatbench.report.pairs import measured_numbers
 from fatbench.report.tables import combined
 from fatbench.report.tables.number_format import with_texts
@@ -204,7 +204,7 @@ def _grid(task: Task, store: Store, select: Checkpoint) -> Sheet | None:
             source = Source.parse(text)
             # of an attack's headings some speak of their table's rows: "AT, PGD-7", and "server" for natural
             own = source.stage == "train" or (source.metric != "natural" and heading not in table.conditions)
-            if not source.stage.startswith(("gap", "prior")):
+            if not source.stage.startswith(("gap", "prior")) and source.stage not in OVER_OWN:
                 named = heading if own else standard_attacks.heading(source.metric)
                 known.setdefault(text, (named, table.best[heading]))
     sources = list(task.evaluations) or list(known)

@@ -16,7 +16,7 @@ from pandas import DataFrame
 from fatbench.data.catalogue import CATALOGUE
 from fatbench.report import audit
 from fatbench.report.contrasts import of_values, share
-from fatbench.report.numbers import table_facts
+from fatbench.report.numbers import statistics, table_facts
 from fatbench.report.numbers.doubts import NOT_ABOVE, Doubt, with_seeds
 from fatbench.report.numbers.long import FROM, MINUS, OWN, TO, WORST, columns, found, long
 from fatbench.report.numbers.points import Points, TablePoints, find_confounders, spread
@@ -192,7 +192,11 @@ def over_seeds(numbers: Sequence[Any]) -> dict[str, Any]:
         return {**common, "never": never, "wanted": 0 if never else len(numbers)}
     values = tuple(number.value for number in measured)
     mean, std = mean_and_std(values)
-    behind = [number for number in measured if number.source.of_images and number.stages]
+    behind = [
+        number
+        for number in measured
+        if number.stages and (number.source.of_images or isinstance(number.outcomes, statistics.OfClients))
+    ]
     chances = [number.chance for number in measured if number.chance is not None]
     return {
         **common,
@@ -239,6 +243,8 @@ def _share(metric: str, entry: dict[str, Any], start: dict[str, Any], end: dict[
 def _worst(entry: dict[str, Any], of_labels: Sequence[dict[str, Any]], wanted: int) -> dict[str, Any]:
     """The least accuracy over some labels, of the seeds that all have; no number where one of them is not measured."""
     rows = [row for row in of_labels if row.get("outcomes") and len(row["outcomes"]) == len(row["seeds"])]
+    if any(isinstance(one, statistics.OfClients) for row in rows for one in row["outcomes"]):
+        rows = []
     if not entry or len(rows) < wanted or len({row["n"] for row in rows}) > 1 or len(rows[0]["n"]) != 1:
         return {k: v for k, v in entry.items() if k in ("planned", "wanted", "cells")}
     seeds = tuple(seed for seed in rows[0]["seeds"] if all(seed in row["seeds"] for row in rows))
@@ -377,6 +383,8 @@ def _attacks(columns: Iterable[Column], cells_by_point: TablePoints) -> dict[str
                 attack = evaluation.attack
                 if evaluation.origin is not None:
                     attack = {**attack, "computed on": f"{evaluation.origin.display_name}'s model"}
+                if evaluation.on:
+                    attack = {**attack, "on": f"each client's {evaluation.on.replace('_', ' ')} images"}
                 if column.source.shows(evaluation) and attack not in attacks_of_metric:
                     attacks_of_metric.append(attack)
     return attacks

@@ -14,7 +14,7 @@ from fatbench.report.numbers.doubts import PRECISION, RULE, Doubt
 from fatbench.report.numbers.long import columns
 from fatbench.report.numbers.points import is_inside
 from fatbench.report.numbers.published import Lookup
-from fatbench.report.numbers.sources import quoted
+from fatbench.report.numbers.sources import OVER_OWN, quoted
 from fatbench.report.sentences import p_equals, way_back
 from fatbench.report.tables import number_format
 from fatbench.report.tables.sheet import Column, Group, Sheet
@@ -36,6 +36,14 @@ PRIOR = (
 MEANINGS = {
     "mean": "the mean over several evaluations",
     "all": "images that are classified correctly under every one of several evaluations",
+    "pooled": "over the own images of all clients; without a word, the mean over clients",
+    "worst": "the client with the least accuracy, chosen and judged on the same images",
+    "worst_if_equal": "the least that is expected of as many clients if all were as accurate as the pooled images say",
+    "tenth": "the mean of the worst tenth of the clients",
+    "std": "the standard deviation over clients (ddof 0)",
+    "not_above_chance": "the share of clients not above their own most frequent class (one-sided binomial test, .01)",
+    "below_chance": "the share of clients below their own most frequent class",
+    "unseen": "the mean over clients that never train",
 }
 PRECISIONS_IN_WORDS = [Doubt(code).words for code in sorted(PRECISION)]
 SYMBOLS = ("†", "‡", "§", "¶")
@@ -460,7 +468,7 @@ def _checkpoint(columns: Sequence[Column], select: str, plan: Plan, cells: Seque
     if plan.suite == EVALUATED:
         return
     last_round = f"{WORDS['last']} ({_enumeration({str(cell.spec['algorithm']['rounds']) for cell in cells})})"
-    if any(stage in ("evaluation", *OVER) or stage.startswith("prior") for stage in stages):
+    if any(stage in ("evaluation", *OVER, *OVER_OWN) or stage.startswith("prior") for stage in stages):
         yield last_round if select == "last" else WORDS[select]
         if select not in plan.checkpoints:
             yield f"this preset evaluates {_enumeration(plan.checkpoints)} only"

@@ -158,11 +158,12 @@ def _kind(entry: Entry, images: Images) -> _Kind | str:
     fingerprints = frozenset().union(*(images(*stored) for stored in entry.behind))
     if len(fingerprints) > 1:
         return "other images or labels"
-    if len(entry.n) > 1:
+    over_clients = bool(entry.outcomes) and all(isinstance(one, statistics.OfClients) for one in entry.outcomes)
+    if len(entry.n) > 1 and not over_clients:
         return "other test images"
     n = max(entry.n, default=0)
     # several deployed models answer each image
-    if n == 0 or any(count < n or count % n for _, count in entry.outcomes):
+    if n == 0 or (not over_clients and any(count < n or count % n for _, count in entry.outcomes)):
         return "no per-image outcomes"
     precisions = tuple(parsed(stage).precision for _, stage in entry.behind)
     return "one image" if n == 1 else _Kind(entry.seeds, entry.n, precisions, fingerprints)
