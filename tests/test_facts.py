@@ -218,6 +218,15 @@ CASES = [
             ({**watched(name="matching"), "local": SGD}, "mode is eval: set mode: train"),
         ]
     ],
+    *[
+        ({"diagnostic": {"name": "membership", "calibration": 100, "outsiders": 100, **settings}, "test": 150},
+            "diagnostic", reason)
+        for settings, reason in (
+            ({"calibration": 98}, "calibration: 0.01 false positives need 99 images"),
+            ({"of": "global"}, "others compares uploads"),
+            ({}, "calibration and outsiders: 200 of 150"),
+        )
+    ],
     ({"diagnostic": {"name": "exposure", "attackers": "component"}}, "diagnostic", "fedavg sends no features"),
     ({"diagnostic": {"name": "exposure", "inversion": "matching", "candidates": 2000}, "test": 100}, "diagnostic",
         "training and test images"),

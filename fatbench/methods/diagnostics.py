@@ -28,6 +28,7 @@ from fatbench.methods.inversions import image_measures
 from fatbench.methods.inversions.decoder import feature_inversion
 from fatbench.methods.inversions.matching import matching
 from fatbench.methods.inversions.upload import Observation, gradients
+from fatbench.methods.membership import calibration_for_the_rate, enough_outsiders, membership, models_and_others
 from fatbench.methods.svcca import activations
 from fatbench.methods.svcca import svcca as correlation
 from fatbench.methods.threat_models import of_exposure
@@ -36,6 +37,8 @@ from fatbench.suite.facts import Facts
 from fatbench.suite.types import Blocks, Count, Fraction, Natural, Pairs
 
 EXPOSED = ("component", "initial", "surrogate", "known", "optimised", "update")  # attackers of `exposure`
+SCORES = ("loss", "adversarial", "others")  # of `membership`
+RATES = ("tpr", "tpr_low", "tpr_high", "clients_low", "clients_high", "fpr", "fpr_low", "fpr_high")
 
 
 def svcca(
@@ -312,6 +315,14 @@ DIAGNOSTICS: dict[str, Callable[..., Any]] = {
         fractions=tuple(f"exposed_{name}{end}" for name in EXPOSED for end in ("", "_low", "_high", "_chance")),
         example={"inversion": {"name": "matching", "steps": 2}, "clients": 2, "targets": 2, "candidates": 4},
         cites=("tao2022",),
+    ),
+    "membership": PrivacyEntry(
+        membership,
+        threat="A",
+        refuse=(calibration_for_the_rate, models_and_others, enough_outsiders),
+        fractions=tuple(f"member_{score}_{what}" for score in SCORES for what in RATES),
+        example={"members": 2, "calibration": 3, "outsiders": 3, "fpr": 0.5},
+        cites=("carlini2022", "song2019", "yeom2018", "zhu2025"),
     ),
     "boundaries": Entry(
         boundaries, refuse=(points_in_the_plane, two_points_a_side), fractions=("boundary_apart",), cites=("zhu2023",)

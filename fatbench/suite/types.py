@@ -95,6 +95,11 @@ FeatureAttackers = Annotated[  # of `fatbench.methods.exposure`
     _matching(rf"\s*{_ATTACKER}\s*(,\s*{_ATTACKER}\s*)*", "attackers such as component,initial"),
     Named("FeatureAttackers"),
 ]
+MemberScores = Annotated[  # of `fatbench.methods.membership`
+    str,
+    _matching(r"\s*(loss|adversarial|others)\s*(,\s*(loss|adversarial|others)\s*)*", "scores such as loss,others"),
+    Named("MemberScores"),
+]
 
 
 def _clients(value: int | str) -> int | str:
