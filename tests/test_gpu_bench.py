@@ -20,6 +20,7 @@ def rehearsal(folder: Path) -> Bench:
     return Bench(torch.device("cpu"), True, folder)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("item", "said"),
     [

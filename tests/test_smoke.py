@@ -18,7 +18,7 @@ from fatbench.runner.jobs import Machine
 from fatbench.runner.start import check_data, jobs_of
 from fatbench.runner.worker import work
 from fatbench.store.stages import Store
-from fatbench.suite import files
+from fatbench.suite import files, signatures
 from fatbench.suite.cells import Cell, Evaluation, Plan
 from fatbench.suite.cost import cell_work, parameters
 from fatbench.suite.tables import SOURCE
@@ -31,6 +31,12 @@ START = 3000  # image passes that take as long as a cell needs before its first 
 Part = tuple[str, str]  # ("algorithm", "scaffold")
 # Slow on a CPU: with every suite, and AutoAttack also in `make demo`.
 AT_NIGHT: frozenset[Part] = frozenset({("model", "efficientnet_lite0"), ("attack", "autoattack")})
+# test_testing trains with each of these, interrupts and resumes; at night they meet the store and tables too.
+CONTRACTED: frozenset[Part] = frozenset(
+    (key, name)
+    for key, kind in (("aggregator", "Aggregator"), ("pre", "PreAggregator"), ("attack", "Adversary"))
+    for name in signatures.names(kind)
+) - {(key, name) for key, name in [("aggregator", "samples"), ("aggregator", "uniform"), ("attack", "ipm")]}
 
 
 @functools.cache
@@ -77,7 +83,7 @@ def chosen() -> dict[str, list[Cell]]:
         for cell in smoke(name).unique()
         if not {*named("cell", cell.spec)} & AT_NIGHT
     }
-    left = frozenset().union(*(calls for _, _, calls, _ in cells.values())) - AT_NIGHT
+    left = frozenset().union(*(calls for _, _, calls, _ in cells.values())) - AT_NIGHT - CONTRACTED
     taken: list[tuple[str, Cell]] = []
     while left:
         name, cell, calls, _ = cells[max(cells, key=lambda id: len(cells[id][2] & left) / cells[id][3])]
@@ -153,6 +159,6 @@ def test_nothing_that_a_smoke_preset_calls_is_left_out():
     cells = [cell for name in SUITES for cell in smoke(name).cells]
     taken = [cell for name in chosen() for cell in chosen()[name]]
     called = frozenset().union(*map(parts, taken))
-    assert called == frozenset().union(*map(parts, cells)) - AT_NIGHT
+    assert called >= frozenset().union(*map(parts, cells)) - AT_NIGHT - CONTRACTED
     assert {"algorithm", "aggregator", "objective", "model", "partition", "attack"} <= dict(called).keys()
     assert len(taken) < len(cells) / 4
