@@ -19,7 +19,7 @@ from fatbench.errors import SpecError
 from fatbench.methods.aggregators import AGGREGATORS, samples
 from fatbench.methods.algorithms import ALGORITHMS
 from fatbench.models.dual_norm import with_dual_norm
-from fatbench.suite import cells, cost, facts
+from fatbench.suite import cells, cost, facts, file_schema
 from fatbench.testing import _stored, equal, initial_state, local, member, rounds, small_problem
 
 FEDAVG = functools.partial(ALGORITHMS["fedavg"], aggregator=samples, local=local())
@@ -172,6 +172,11 @@ def test_a_cell_says_it_in_its_identity_only_where_it_does() -> None:
 def test_what_is_refused_before_anything_runs(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(SpecError, match=message.replace("{", r"\{")):
         cells.canonical({**CELL, **changes})
+
+
+def test_an_editor_takes_both_ways_to_write_it() -> None:
+    late = file_schema.schema()["definitions"]["Availability"]["properties"]["late"]
+    assert {"string", "object"} <= {*late["type"]}
 
 
 def test_the_plan_counts_who_is_there_on_average() -> None:

@@ -157,8 +157,10 @@ def _value(setting: Setting, kind: str) -> Schema:
     """The schema of a setting's value; for attacks also a list, each value of which becomes a metric."""
     if setting.kind is not None:
         return _or_null(_reference(setting.kind))  # null also where another label of the axis chooses the function
-    if setting.type_name == "Weights":
-        return {"type": ["string", "object", "null"]}  # a mapping: the labels of the cell whose weights these are
+    if setting.type_name in ("Weights", "ClientRounds"):
+        return {
+            "type": ["string", "object", "null"]
+        }  # a mapping: labels of the cell with the weights; rounds of clients
     plain = setting.adapter.json_schema()
     alternatives = plain.pop("anyOf", [plain])
     if any(alternative.get("type") in ("number", "integer") for alternative in alternatives):
