@@ -50,6 +50,7 @@ PAPERS = {
     "fat-variance": "Comparisons of our own",
     "fat-byzantine": "Comparisons of our own",
     "fat-adaptive": "Comparisons of our own",
+    "fat-personal": "Comparisons of our own",
     "fat-transfer": "Comparisons of our own",
     "fat-tuned": "Comparisons of our own",
     "privacy": "Comparisons of our own",

@@ -44,7 +44,7 @@ from fatbench.suite.threats import Letter
 
 SERIES = "series"  # as an axis of panels: one panel for each heading
 Selected = Literal["last", "best-val", "best-test", "unknown"]
-Kind = Literal["lines", "bars", "raster", "matrix", "heatmap", "images", "boundaries"]
+Kind = Literal["lines", "bars", "clients", "raster", "matrix", "heatmap", "images", "boundaries"]
 KEPT = ("heatmap", "images", "boundaries")  # kinds of figure that show a tensor stored in a round
 Best = Literal["max", "min", "none"]
 
@@ -368,6 +368,8 @@ def _why_not_drawn(source: str, kind: str) -> str:
         return f"a figure of kind {kind} cannot show '{source}': draw 'bars'"
     if kind == "raster" and match["client"] != "*":
         return f"a raster has one row per client or class: write 'train:{match['metric']}[*]', not '{source}'"
+    if kind == "clients" and (match["stage"], match["client"]) != ("clients", "*"):
+        return f"a figure of clients shows each on its own images: write 'clients:{match['metric']}[*]', not '{source}'"
     if kind == "matrix" and not evaluated:
         return f"a matrix shows evaluations, such as a transfer, not '{source}'"
     if match["client"] == "range" and match["stage"] != "train":

@@ -157,6 +157,7 @@ def _name(plot: Plot, names: Key) -> str:
 KINDS = {
     "lines": panel_kinds.curves,
     "bars": panel_kinds.bars,
+    "clients": panel_kinds.curves,
     "raster": panel_kinds.raster,
     "matrix": panel_kinds.matrix,
 }
@@ -272,7 +273,7 @@ def fill(
         axes.set_ylabel(panel.lines[0].source.index_noun if panel.lines and kind == "raster" else "")
         return
     if axes.get_xlabel() == "round":
-        axes.set_xlabel(plot.figure.xlabel)
+        axes.set_xlabel("client, from the least accurate" if kind == "clients" else plot.figure.xlabel)
     unit = _unit(plot, panel, titled=SERIES in panel.key and SERIES not in shared_labels)
     if kind == "bars" and panel_kinds.is_horizontal(panel):
         axes.set_xlabel(unit)

@@ -153,7 +153,9 @@ def _plot(suite: Suite, plan: Plan, figure: Figure, numbers: Stored) -> Plot | N
             panel = panels.setdefault(tuple(key.items()), Panel(key, []))
             ids = tuple(cell.id for cell in of_line)
             source, indices = sources[heading], [None]
-            if source.stage not in ("train", "artifact") and source.client == EVERY:
+            if figure.kind == "clients":  # a line for all of them, see `_ranked`
+                source = replace(source, client=-1)
+            elif source.stage not in ("train", "artifact") and source.client == EVERY:
                 indices = [*range(clients(of_line, source))]
             for k in indices:
                 of_client = source if k is None else replace(source, client=k)
@@ -202,6 +204,10 @@ def _numbers(
         if source.stage in ("train", "artifact"):
             trained += [(i, cell.id, other.id, source.metric, int(cell.spec["seed"])) for cell, other in pairs]
             continue
+        if figure.kind == "clients":
+            every = [replace(source, client=k) for k in range(clients(cells, source))]
+            evaluated += [(i, cell, cell, one, source.metric, -1, 0.0, "", "eps") for cell in cells for one in every]
+            continue
         radii = swept.get(source.metric, {}) if figure.kind == "lines" else {source.metric: ""}
         for position, (metric, radius) in enumerate(radii.items()):
             at = (source.client, _position(radius, position), radius, settings.get(source.metric, "eps"))
@@ -222,7 +228,15 @@ def _numbers(
             rows.setdefault(one.line, []).append(number)
             for stage in one.stages:
                 behind += stored.behind(one.cell, stage, one.metric, one.n)
-    return rows, behind
+    return {i: _ranked(of_line) for i, of_line in rows.items()} if figure.kind == "clients" else rows, behind
+
+
+def _ranked(rows: Sequence[Row]) -> list[Row]:
+    """The clients of each seed from the least accurate to the most, with their rank in place of a round."""
+    by_seed: dict[int, list[Row]] = {}
+    for row in sorted(rows, key=lambda row: row[3]):
+        by_seed.setdefault(row[2], []).append(row)
+    return [(row[0], float(rank), *row[2:]) for of_seed in by_seed.values() for rank, row in enumerate(of_seed, 1)]
 
 
 def _trained(asked: DataFrame, stored: Stored) -> Iterable[tuple[Any, ...]]:
@@ -325,11 +339,12 @@ SPREAD = {
     "lines": "line: mean, band: ± sample standard deviation over seeds (ddof 1)",
     "bars": "bar: mean, whisker: ± sample standard deviation over seeds (ddof 1), dots: the seeds",
     "raster": "the first is drawn; on the right, the sum over rounds, mean over seeds",
+    "clients": "line: mean of the client of each rank, band: ± sample standard deviation over seeds (ddof 1)",
     "matrix": "mean over seeds",
     **dict.fromkeys(KEPT, "the first with a stored tensor is shown"),
 }
 ONE_SEED = {
-    **SPREAD, **dict.fromkeys(("lines", "bars", "matrix"), "one seed, no spread"),
+    **SPREAD, **dict.fromkeys(("lines", "bars", "clients", "matrix"), "one seed, no spread"),
     "raster": "on the right, the sum over rounds",
 }  # fmt: skip
 MISSING = 12  # names of a note

@@ -392,7 +392,9 @@ def _attacks(columns: Iterable[Column], cells_by_point: TablePoints) -> dict[str
 
 def _below_chance(cells: Sequence[Cell], stored: Stored) -> list[tuple[Cell, tuple[float, int, float]]]:
     """(cell, (natural accuracy, images, chance)) of the cells that have not learned, where chance is known."""
-    asked = DataFrame({"cell": cells, "source": [Source.parse("natural")] * len(cells)}, dtype=object)
+    own = {e.label for cell in cells for e in cell.evaluations if e.on and e.attack["name"] == "natural"}
+    sources = [Source.parse(next((e.label for e in cell.evaluations if e.label in own), "natural")) for cell in cells]
+    asked = DataFrame({"cell": cells, "source": sources}, dtype=object)
     below: list[tuple[Cell, tuple[float, int, float]]] = []
     for natural in as_tuples(found(asked, stored)):
         chances = (doubt.value for doubt in natural.doubts if doubt.code == "chance")
