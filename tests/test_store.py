@@ -296,9 +296,12 @@ def test_outcomes_follow_one_another(store: Store) -> None:
     run = taken(store, "pgd20@3")
     store.commit(run, round=10, outcomes=(0, 10, b"\xff\xc0"))
     store.commit(run, round=13, outcomes=(10, 3, b"\xa0"))
-    store.commit(run, round=14, outcomes=(13, 1, b"\x80"))
+    with pytest.raises(ValueError, match="do not lead from 13 examples to 15"):
+        store.finish(run, round=15, outcomes=(13, 1, b"\x80"))
+    assert row(store, "pgd20@3").status == "running"
+    store.finish(run, round=14, outcomes=(13, 1, b"\x80"))
     assert store.outcomes(CELL, "pgd20@3") == [(0, 10, b"\xff\xc0"), (10, 3, b"\xa0"), (13, 1, b"\x80")]
-    assert row(store, "pgd20@3").round == 14
+    assert (row(store, "pgd20@3").round, row(store, "pgd20@3").status) == (14, "done")
     assert store.outcomes(CELL, "train") == []
 
 

@@ -265,7 +265,7 @@ def _attack(stage: _Stage, turn: Turn, loaded: _Loaded, run: int, machine: Machi
     changed = [] if right is None else [look(pairs[-1].judged, right=right)]
     begin = time.perf_counter()
     stage_observer.set(tell)
-    end = 0
+    end, chunk = 0, None
     for pair, images, labels in parts:  # all images on one model, then on the next
         offset, end = end, end + len(labels)
         if position >= end:
@@ -280,7 +280,8 @@ def _attack(stage: _Stage, turn: Turn, loaded: _Loaded, run: int, machine: Machi
             position = offset + start + len(correct)
             chunk = (offset + start, len(correct), packed(correct))
             reader.tell()
-            store.commit(run, round=position, outcomes=chunk, record={**record, "seen": asdict(observations)})
+            if position < total:  # the last chunk is written with the numbers that follow from all
+                store.commit(run, round=position, outcomes=chunk, record={**record, "seen": asdict(observations)})
             so_far = sum(int(chunk_bits.sum()) for chunk_bits in bits) / position
             images_passed = passes_per_image * len(correct)
             turn.notify(Event(job.cell, stage.name, "progress", position, total, images_passed, accuracy=so_far))
@@ -305,7 +306,7 @@ def _attack(stage: _Stage, turn: Turn, loaded: _Loaded, run: int, machine: Machi
         numbers += _own_numbers(stage, ready, parts)
     elif evaluation.origin is None:
         numbers += _side_numbers(stage, loaded, torch.stack(correct_by_model), job)
-    store.finish(run, numbers, record=record)
+    store.finish(run, numbers, round=total, record=record, outcomes=chunk)
     log.info("%s: %s=%.6f on %d images", stage.name, numbers[0].metric, numbers[0].value, numbers[0].n)
     turn.notify(Event(job.cell, stage.name, "done", total, total))
     return "done"

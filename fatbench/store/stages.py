@@ -334,15 +334,7 @@ class Store:
                 values["record"] = dumps(record)
             _update_stage(connection, held, values)
             _append_numbers(connection, held, run, rows)
-            if outcomes is not None:
-                start, n, bits = outcomes
-                if start != held.round or start + n != round or n < 1 or len(bits) != (n + 7) // 8:
-                    raise ValueError(
-                        f"{held.cell} {held.stage}: {n} outcomes from {start} on in {len(bits)} bytes do not lead"
-                        f" from {held.round} examples to {round}"
-                    )
-                chunk = {"cell": held.cell, "stage": held.stage, "start": start, "n": n, "bits": bits}
-                connection.execute(insert(OUTCOME_CHUNKS), [chunk])
+            _append_outcomes(connection, held, round, outcomes)
 
     @patient
     def finish(
@@ -352,8 +344,9 @@ class Store:
         *,
         round: int | None = None,
         record: Mapping[str, Any] | None = None,
+        outcomes: tuple[int, int, bytes] | None = None,
     ) -> None:
-        """Mark a stage as done, with its last numbers, round and record. Raises as `commit` does."""
+        """Mark a stage as done, with its last numbers, round, record and outcomes. Raises as `commit` does."""
         rows = list(numbers)
         _check_storable(rows)
         first_round = min((number.round for number in rows), default=None)
@@ -373,6 +366,7 @@ class Store:
                 values["record"] = dumps(record)
             _update_stage(connection, held, values)
             _append_numbers(connection, held, run, rows)
+            _append_outcomes(connection, held, round, outcomes)
             _end_run(connection, run, "done", current_time())
             cell_records.seal(connection, held.cell, held.stage, partial_digest, first_round)
 
@@ -613,6 +607,22 @@ def _check_storable(numbers: Sequence[NumberLike]) -> None:
         if key in given_keys:
             raise ValueError(f"{_number_name(number)} is given twice")
         given_keys.add(key)
+
+
+def _append_outcomes(
+    connection: Connection, held: Any, round: int | None, outcomes: tuple[int, int, bytes] | None
+) -> None:
+    """Write the next chunk of a stage's outcomes, which leads to `round`. ValueError: it does not fit."""
+    if outcomes is None:
+        return
+    start, n, bits = outcomes
+    if start != held.round or start + n != round or n < 1 or len(bits) != (n + 7) // 8:
+        raise ValueError(
+            f"{held.cell} {held.stage}: {n} outcomes from {start} on in {len(bits)} bytes do not lead"
+            f" from {held.round} examples to {round}"
+        )
+    chunk = {"cell": held.cell, "stage": held.stage, "start": start, "n": n, "bits": bits}
+    connection.execute(insert(OUTCOME_CHUNKS), [chunk])
 
 
 def _append_numbers(connection: Connection, held: Any, run: int, numbers: Sequence[NumberLike]) -> None:
