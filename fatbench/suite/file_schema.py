@@ -158,9 +158,8 @@ def _value(setting: Setting, kind: str) -> Schema:
     if setting.kind is not None:
         return _or_null(_reference(setting.kind))  # null also where another label of the axis chooses the function
     if setting.type_name in ("Weights", "ClientRounds"):
-        return {
-            "type": ["string", "object", "null"]
-        }  # a mapping: labels of the cell with the weights; rounds of clients
+        # a mapping: labels of the cell with the weights, rounds of clients
+        return {"type": ["string", "object", "null"]}
     plain = setting.adapter.json_schema()
     alternatives = plain.pop("anyOf", [plain])
     if any(alternative.get("type") in ("number", "integer") for alternative in alternatives):
