@@ -34,7 +34,7 @@ def first_failure(folder: Path, tests: str) -> str:
     command = [sys.executable, "-m", "pytest", "-qx", "-p", "no:cacheprovider", tests]
     there = {**os.environ, "PYTHONPATH": str(folder)}
     ran = subprocess.run(command, cwd=folder, env=there, capture_output=True, text=True)
-    failed = (line for line in ran.stdout.splitlines() if line.startswith(("FAILED", "ERROR")))
+    failed = (line for line in ran.stdout.splitlines() if line.startswith(("FAILED tests", "ERROR tests")))
     return next(failed, "").partition(" ")[2].split(" - ")[0]
 
 
