@@ -277,6 +277,16 @@ def test_steps_that_repeat_are_recorded_on_a_gpu() -> None:
     assert gpu_estimates.path_for({**few, "train": 2 * 320}) == "graphs"
 
 
+def test_the_monitor_looks_after_the_last_round_too() -> None:
+    """Every second of five rounds is 2, 4 and the last."""
+    spec = files.load("sfat-cifar10").plan().cells[0].spec
+    every_second, each = (
+        cost.monitoring({**spec, "monitor_every": every, "algorithm": {**spec["algorithm"], "rounds": rounds}})
+        for every, rounds in ((2, 5), (1, 3))
+    )
+    assert every_second == each and each.forward > 0
+
+
 def test_a_worker_chooses_for_each_cell() -> None:
     job, *_ = start.jobs_of(files.load("fat-transformers-iid").plan())
     auto = Machine("", "", "", "cuda:1", precision="fp32", path="auto")
