@@ -14,8 +14,9 @@ import pytest
 import torch
 from crew import fork_server, numbers
 
-from fatbench.engine.accuracy import attack_in_chunks, unpacked
+from fatbench.engine.accuracy import accuracy, attack_in_chunks, unpacked
 from fatbench.engine.rounds import Problem
+from fatbench.engine.setup import Runtime, setup
 from fatbench.engine.splits import split, written_images
 from fatbench.errors import SpecError
 from fatbench.methods.algorithms.fedbn import mean_of_clients
@@ -25,13 +26,14 @@ from fatbench.report.numbers.sources import OwnImages, Source
 from fatbench.report.numbers.statistics import OfClients, contrast, least_of_equals
 from fatbench.report.pairs import measured_numbers
 from fatbench.report.site.leaderboards import tasks
+from fatbench.runner import checkpoints
 from fatbench.runner.attacking import _numbers, own_images
 from fatbench.runner.jobs import Machine, Recovery
 from fatbench.runner.start import jobs_of
 from fatbench.runner.transfer import ModelPair
 from fatbench.runner.worker import work
 from fatbench.store.stages import Store
-from fatbench.suite import asked, cost, files
+from fatbench.suite import asked, calls, cost, files
 from fatbench.suite.cells import Evaluation
 
 SUITE = """
@@ -389,3 +391,26 @@ def test_a_figure_ranks_the_clients_of_each_seed(measured, tmp_path: Path) -> No
             assert [p.values[p.seeds.index(seed)] for p in line.points if seed in p.seeds] == sorted(own)
     with pytest.raises(SpecError, match=r"write 'clients:own_fgsm\[\*\]', not 'own_fgsm'"):
         suite_of(tmp_path, SUITE + kind.replace("clients:own_fgsm[*]", "own_fgsm"))
+
+
+def test_every_client_is_judged_as_it_would_be_alone(measured) -> None:
+    """Bit for bit: its own model, its own images, and a stream of its own."""
+    suite, machine = measured
+    cell = next(cell for cell in suite.plan().cells if cell.key["method"] == "FedBN")
+    evaluation = next(one for one in cell.evaluations if one.label == "own_fgsm")
+    ready = setup(Runtime(Path(machine.data), torch.device("cpu")), **calls.bind_cell(cell.spec, Path(machine.data)))
+    with Store.open(machine.db) as store:
+        row = store.stages([cell.id])[cell.id, evaluation.stage(2)]
+        stored = [bit for _, n, data in store.outcomes(cell.id, row.stage) for bit in unpacked(data, n).tolist()]
+    model, own, _ = checkpoints.load_model(Path(machine.files) / cell.id / checkpoints.model_file(2), "cpu")
+    assert set(own) == {0, 1, 2} and row.record["clients"][-1][0] == 3
+    attack, expected = calls.build("Attack", evaluation.attack), []
+    for k, n in row.record["clients"]:
+        of_client = {**model, **(own[k] if k in own else mean_of_clients(own))}
+        images, labels = ready.problem.images[ready.held[k]], ready.problem.labels[ready.held[k]]
+        correct, _ = accuracy(
+            ready.problem, of_client, images, labels, attack, ("evaluate", evaluation.id, 2, k), batch=evaluation.batch
+        )
+        assert len(correct) == n
+        expected += correct.tolist()
+    assert stored == expected
