@@ -316,3 +316,21 @@ def test_modes_that_mean_something_are_not_refused() -> None:
     assert refused(mode="train", batch=1) == ""
     assert refused(mode="train", local=LOCAL, buffers="sent", inversion=WITH) == ""
     assert refused(inversion={**WITH, "statistics_from": "broadcast"}) == ""
+
+
+def test_normalising_each_image_by_itself_changes_the_normalisation_alone(tmp_path) -> None:
+    """`norm: group` has the shapes of batch normalisation, no statistics, and one mode; its own weights fill it."""
+    batches, images = (MODELS["small_cnn"]((1, 12, 12), 4, width=2, norm=norm) for norm in ("one", "group"))
+    shapes = [{name: value.shape for name, value in net.named_parameters()} for net in (batches, images)]
+    assert shapes[0] == shapes[1] and not bs.layers_of(images)
+    x = torch.rand(3, 1, 12, 12)
+    assert torch.allclose(images.train()(x), images.eval()(x)) and torch.allclose(
+        images(x)[:1], images(x[:1]), atol=1e-6
+    )
+    assert "computes the same in both modes" in refused(mode="train", model={"name": "small_cnn", "norm": "group"})
+    torch.save(images.state_dict(), tmp_path / "w.pt")
+    torch.manual_seed(1)
+    again = MODELS["small_cnn"]((1, 12, 12), 4, width=2, norm="group", weights=str(tmp_path / "w.pt"))
+    assert torch.equal(again.eval()(x), images.eval()(x)) and again.pretrained["source"] == "w.pt"
+    with pytest.raises(ValueError, match="does not fit the architecture"):
+        MODELS["small_cnn"]((1, 12, 12), 4, width=3, norm="group", weights=str(tmp_path / "w.pt"))

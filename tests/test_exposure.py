@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from fatbench.engine.rounds import Cost, Problem, Round, State, Stats, Update
 from fatbench.errors import SpecError
 from fatbench.methods.algorithms.fedgkt import fedgkt
 from fatbench.methods.exposure import component, exposure
-from fatbench.methods.intervals import clopper_pearson, student, wilson
+from fatbench.methods.intervals import clopper_pearson, student, verdict, wilson
 from fatbench.methods.inversions import INVERSIONS, image_measures
 from fatbench.methods.inversions.upload import gradients
 from fatbench.methods.objectives import standard
@@ -221,3 +222,32 @@ EDGE = {"name": "edge_resnet", "width": 2, "planes": 2, "blocks": 1}
 )  # fmt: skip
 def test_what_no_client_sends_is_refused(algorithm, model, diagnostic, answer) -> None:
     assert answer in refused(algorithm, model, **diagnostic)
+
+
+@pytest.mark.parametrize(
+    ("clients", "most_that_holds", "least_that_leaks"),
+    [(40, None, 6), (80, 0, 9), (100, 0, 11), (200, 3, 17), (300, 7, 24)],
+)
+def test_verdicts_at_five_per_cent(clients: int, most_that_holds: int | None, least_that_leaks: int) -> None:
+    """Forty clients can never show that something holds."""
+    found = [verdict(hits, clients) for hits in range(clients + 1)]
+    assert found.index("leaks") == least_that_leaks
+    holds = [hits for hits, one in enumerate(found) if one == "holds"]
+    assert holds == ([] if most_that_holds is None else list(range(most_that_holds + 1)))
+
+
+@pytest.mark.parametrize(
+    ("clients", "truth", "answer", "power"),
+    [
+        (80, 0.001, "holds", 0.92), (100, 0.01, "holds", 0.37), (200, 0.016, "holds", 0.60),
+        (300, 0.016, "holds", 0.89),
+        (40, 0.20, "leaks", 0.84), (100, 0.15, "leaks", 0.90), (300, 0.10, "leaks", 0.90),
+    ],
+)  # fmt: skip
+def test_the_power_of_a_verdict(clients: int, truth: float, answer: str, power: float) -> None:
+    reached = sum(
+        math.comb(clients, hits) * truth**hits * (1 - truth) ** (clients - hits)
+        for hits in range(clients + 1)
+        if verdict(hits, clients) == answer
+    )
+    assert reached == pytest.approx(power, abs=0.011)

@@ -36,8 +36,11 @@ LISTED = 8  # states of a file named in a message
 class Pretrainable(Protocol):
     """A model that can be initialised with published weights."""
 
-    backbone: nn.Module
     pretrained: dict[str, str] | None
+
+    @property
+    def backbone(self) -> nn.Module:
+        """What the weights fill."""
 
     @property
     def classifier(self) -> nn.Linear | None:

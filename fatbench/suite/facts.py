@@ -176,7 +176,8 @@ class Facts:
     @property
     def batch_norm(self) -> bool:
         """Whether the model is known to have batch normalisation: its entry says so, or its head has it."""
-        return "batch normalisation" in self.model.parts or self.model.get("head") == "cls_vis"
+        batches = "batch normalisation" in self.model.parts and self.model.get("norm") != "group"
+        return batches or self.model.get("head") == "cls_vis"
 
     @property
     def dropout(self) -> bool:

@@ -35,7 +35,7 @@ from fatbench.engine.local import LocalTraining, pixels
 from fatbench.engine.randomness import generator
 from fatbench.engine.rounds import Cost, Metrics, Problem, Round, State, Tensors
 from fatbench.methods.defences import Upload, none
-from fatbench.methods.intervals import clopper_pearson, wilson
+from fatbench.methods.intervals import clopper_pearson, verdict, wilson
 from fatbench.methods.inversions import image_measures, lpips, reads_of
 from fatbench.methods.inversions.april import without_block0_norm
 from fatbench.methods.inversions.batch_statistics import local_steps
@@ -50,6 +50,7 @@ from fatbench.suite.facts import Facts
 from fatbench.suite.types import Count, Defence, Inversion, Local, Manipulation, NonNegative, Objective
 
 SMALL = 32  # side in pixels of a second comparison, and of that with the candidates
+VERDICTS = {"leaks": 1.0, "holds": -1.0, "open": 0.0}  # at 5 % of clients, of identified_first
 ENDS = ("", "_ci", "_low", "_high", "_exact_low", "_exact_high", "_chance")
 IDENTIFIED = ("identification", "identified_first")  # of a batch: any image, the first one
 
@@ -100,12 +101,12 @@ def gradient_inversion(
     the best pair. identified_first: does any reconstruction name the client's first image? It compares batches of other
     sizes. Both have Wilson's interval (..._low, ..._high), Clopper-Pearson's (..._exact_low) and ..._chance, that of as
     many random guesses. The candidates are the first `candidates` training images and those of all clients;
-    candidates_used is their number. steps_told: the number of local steps, if buffers are sent. matched_psnr,
-    matched_ssim and recovered cover all pairs: reconstructions assigned to originals one to one, and the fraction of
-    originals above 19 dB. grey_psnr, another_psnr, ... are baselines: scores of a flat grey reconstruction and of
-    another image. Only the gradients that the inversion reads are computed. `rounding`: the resized images have 256
-    levels again, as in a file of that size. `objective` only counts work: the loss is the cross-entropy, or that of
-    `local`.
+    candidates_used is their number. verdict: 1 if more, -1 if fewer than 5 % of clients are shown to be so identified,
+    else 0. steps_told: the number of local steps, if buffers are sent. matched_psnr, matched_ssim and recovered cover
+    all pairs: reconstructions assigned to originals one to one, and the fraction of originals above 19 dB. grey_psnr,
+    another_psnr, ... are baselines: scores of a flat grey reconstruction and of another image. Only the gradients that
+    the inversion reads are computed. `rounding`: the resized images have 256 levels again, as in a file of that size.
+    `objective` only counts work: the loss is the cross-entropy, or that of `local`.
 
     Raises ValueError if there are too few images, or for a batch of one where batch normalisation needs two.
     """
@@ -520,6 +521,8 @@ def _summary(moments: Tensors, interval: str) -> Metrics:
         count, hits = moments[name][:2].tolist()
         for kind, limits in (("", wilson(hits, count)), ("_exact", clopper_pearson(round(hits), round(count)))):
             numbers |= dict(zip((f"{name}{kind}_low", f"{name}{kind}_high"), limits, strict=True))
+        if name == "identified_first":
+            numbers["verdict"] = VERDICTS[verdict(round(hits), round(count))]
     return numbers
 
 
