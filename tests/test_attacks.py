@@ -931,6 +931,22 @@ def test_autoattack_logs_nothing(caplog: pytest.LogCaptureFixture) -> None:
     assert caplog.text == "" and not logging.getLogger("auto-attack").disabled
 
 
+def test_the_authors_own_package_gives_the_same_images() -> None:
+    """Their attacks under their driver, and the same attacks under that of pyautoattack."""
+    theirs = pytest.importorskip("autoattack")
+    model, x = flat(5), torch.rand(8, 1, 2, 2, generator=generator())
+    y, found = model(x).argmax(1), []
+    for package, batch in ((theirs, "bs"), (pyautoattack, "batch_size")):
+        adversary = package.AutoAttack(model, norm="Linf", eps=0.05, seed=3, version="standard", device="cpu")
+        adversary.verbose, adversary.square.n_queries = False, 500
+        adversary.apgd_targeted.n_target_classes = adversary.fab.n_target_classes = 4
+        adversary.apgd.n_iter = adversary.apgd_targeted.n_iter = adversary.fab.n_iter = 25
+        with torch.random.fork_rng():
+            images = adversary.run_standard_evaluation(x, y, **{batch: 8})
+        found.append(images[0] if isinstance(images, tuple) else images)
+    assert torch.equal(*found) and not torch.equal(found[0], x)
+
+
 def test_the_authors_own_package_is_used_where_it_is_installed(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
