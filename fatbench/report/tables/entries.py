@@ -29,7 +29,7 @@ from fatbench.report.tables.notes import as_published, checkpoint, footnotes, no
 from fatbench.report.tables.number_format import decimals, with_texts
 from fatbench.report.tables.sheet import ENTRY, LABEL, Column, Sheet, as_tuples, label
 from fatbench.store.stage_names import parsed
-from fatbench.suite import confounders, facts, model, plugins
+from fatbench.suite import confounders, cost, facts, model, plugins
 from fatbench.suite.cells import Cell, Plan
 from fatbench.suite.external_models import SUITE as EVALUATED
 from fatbench.suite.external_models import describe_model
@@ -393,7 +393,13 @@ def _attacks(columns: Iterable[Column], cells_by_point: TablePoints) -> dict[str
 def _below_chance(cells: Sequence[Cell], stored: Stored) -> list[tuple[Cell, tuple[float, int, float]]]:
     """(cell, (natural accuracy, images, chance)) of the cells that have not learned, where chance is known."""
     own = {e.label for cell in cells for e in cell.evaluations if e.on and e.attack["name"] == "natural"}
-    sources = [Source.parse(next((e.label for e in cell.evaluations if e.label in own), "natural")) for cell in cells]
+    of_each = [
+        own if cost.deploys(cell.spec) > 1 else () for cell in cells
+    ]  # a client's own model is for its own images
+    pairs = zip(cells, of_each, strict=True)
+    sources = [
+        Source.parse(next((e.label for e in cell.evaluations if e.label in of), "natural")) for cell, of in pairs
+    ]
     asked = DataFrame({"cell": cells, "source": sources}, dtype=object)
     below: list[tuple[Cell, tuple[float, int, float]]] = []
     for natural in as_tuples(found(asked, stored)):
