@@ -135,6 +135,8 @@ def _logged_besides() -> set[str]:
 
 DIAGNOSED = re.compile(
     r"svcca_b\d+_(c\d+)_(c\d+|server)_(clean|adv)|boundary_apart|backdoor_(success|none)|leak(_initial|_grey)?_(psnr|ssim|correlation|identification)|leak_candidates_used"
+    r"|exposed_(component|initial|surrogate|known|optimised|update|candidates)"
+    r"|member_(loss|adversarial|others)_(tpr|clients|fpr|auc|epsilon|above)"
 )
 OF_A_CLASS = re.compile(r".*_class|label_clients|updated_fraction")
 
@@ -158,7 +160,7 @@ def test_every_column_has_a_source(name: str) -> None:
             assert set(text.partition(":")[2].split("+")) <= metrics, f"{id}: {heading}: {text}"
             continue
         known = logged if source["stage"] == "train" else metrics
-        metric = re.sub("_(ci|low|high|chance)$", "", source["metric"])
+        metric = re.sub("(_exact)?_(ci|low|high|chance)$", "", source["metric"])
         assert metric in known or DIAGNOSED.fullmatch(metric), f"{id}: {heading}: {text}"
         if source["round"]:
             rounds = {c.spec["algorithm"]["rounds"] for c in plan(name).cells}
