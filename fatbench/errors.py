@@ -6,6 +6,7 @@ import contextlib
 import difflib
 import operator
 import re
+import traceback
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Self
@@ -85,8 +86,6 @@ class FatbenchError(Exception):
 
     def _render_traceback_(self) -> list[str]:
         """The lines that a notebook shows instead of a traceback: the message, and the user's line that caused it."""
-        import traceback
-
         package_folder = str(Path(__file__).parent)
         frames = [one for one in traceback.extract_tb(self.__traceback__) if one.filename != contextlib.__file__]
         first_inside = next(

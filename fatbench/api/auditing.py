@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pandas
 
 from fatbench import whole_file
 from fatbench.api.views import results
 from fatbench.errors import SpecError, did_you_mean
+from fatbench.report.audit import Audit
+from fatbench.report.audit import audit as of_longs
+from fatbench.report.audit.grids import grids, of_frame
+from fatbench.report.audit.read_tables import Known, Long, radius_text, radius_value
 from fatbench.store.opening import is_export
-
-if TYPE_CHECKING:
-    import pandas
-
-    from fatbench.report.audit import Audit
-    from fatbench.report.audit.read_tables import Known, Long
 
 SQLITE = b"SQLite format 3\x00"
 
@@ -43,9 +43,6 @@ def audit(
     >>> len(fatbench.audit(printed, baseline="FedAvg", radius="8/255").numbers)
     4
     """
-    from fatbench.report.audit import audit as of_longs
-    from fatbench.report.audit.read_tables import Known, radius_text, radius_value
-
     for option, value, least in (("classes", classes, 2), ("images", images, 1)):
         if value is not None and value < least:
             raise SpecError(f"expected a whole number of at least {least}, got {value}", option=option)
@@ -66,9 +63,6 @@ def audit(
 
 def _longs(table: str | Path | pandas.DataFrame, known: Known) -> Iterator[Long]:
     """The long tables of a source, by what it is."""
-    import pandas
-
-    from fatbench.report.audit.grids import grids, of_frame
     from fatbench.report.audit.measured import is_measured, of_results
     from fatbench.report.audit.read_tables import read
 
@@ -109,8 +103,6 @@ def _content(file: Path, beginning: bytes) -> bytes:
 
 def _with_labels(database: str) -> pandas.DataFrame:
     """The results of a database, with the labels of each suite that is still there."""
-    import pandas
-
     stored: Any = results(db=database)
     frames = []
     for (suite, preset), numbers in stored.groupby(["suite", "preset"], sort=False):

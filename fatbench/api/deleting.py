@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Collection
-from typing import TYPE_CHECKING
 
 from sqlalchemy import select
 
@@ -13,11 +12,9 @@ from fatbench.api.views import planned_suite
 from fatbench.errors import FatbenchError, NothingMatched, SpecError
 from fatbench.store.rows import fetch
 from fatbench.store.schema import SUITE_CELLS
+from fatbench.store.stages import Store
 from fatbench.suite import external_models
-
-if TYPE_CHECKING:
-    from fatbench.store.stages import Store
-    from fatbench.suite.filters import Where
+from fatbench.suite.filters import Where
 
 
 def chosen_cells(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import inspect
 import math
 import sys
 import tempfile
@@ -11,23 +12,28 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pandas
+
 from fatbench.api.asking import Plugins, Where, filter_text, plugged, suite_of
 from fatbench.api.lines import Lines, in_notebook
 from fatbench.api.shown_tables import Table
 from fatbench.errors import Doubtful, FatbenchError, SpecError, shown, whole
 from fatbench.report import build_tables
+from fatbench.report.numbers.doubts import MEASURED_WELL, in_words
+from fatbench.report.numbers.statistics import bits_array, wilson
+from fatbench.report.numbers.stored import accuracies
+from fatbench.report.pairs import label, measured_numbers
 from fatbench.report.tables import external_suite as reporting_evaluated
 from fatbench.runner.run_options import RunOptions
 from fatbench.store.opening import opened
+from fatbench.store.stages import Store
 from fatbench.suite import external_models, registered, standard_attacks
 from fatbench.suite.files import Suite
 
 if TYPE_CHECKING:
-    import pandas
     from torch import Tensor, nn
 
     from fatbench.runner.jobs import CellStatus, Event
-    from fatbench.store.stages import Store
 
 Attack = str | Mapping[str, Any] | Callable[..., Any]
 CHECK = "check mean, std, channels, size and the order of classes"
@@ -52,16 +58,10 @@ class Evaluation(Table):
     @property
     def outcomes(self) -> pandas.DataFrame:
         """Whether each image is classified right: a row for each image, a column for each metric, bool."""
-        import pandas
-
-        from fatbench.report.numbers.statistics import bits_array
-
         return pandas.DataFrame({metric: bits_array(bits) for metric, bits in self.bits.items()})
 
     def interval(self, metric: str) -> tuple[float, float]:
         """95 % interval (Wilson) of an accuracy on other such images. SpecError: there is no such metric."""
-        from fatbench.report.numbers.statistics import wilson
-
         if metric not in self.bits:
             raise SpecError(
                 f"metric: nothing is measured as '{metric}'{standard_attacks.did_you_mean_metric(metric, self.bits)}"
@@ -218,9 +218,6 @@ def _attack_and_judge(
 
 
 def _check_natural(expected_natural: float, cell: str, stage: str, db: str | None, in_percent: bool) -> None:
-    from fatbench.report.numbers.statistics import wilson
-    from fatbench.report.numbers.stored import accuracies
-
     with opened(db) as store:
         assert store is not None
         accuracy, n = accuracies([cell], store)[cell, stage]
@@ -239,8 +236,6 @@ def answer(results: Sequence[Mapping[str, Any]]) -> str:
 
     results: one mapping for each evaluation: label, attack (its settings), accuracy and n.
     """
-    from fatbench.report.numbers.statistics import wilson
-
     if not results:
         return "nothing was measured"
     attacked = [row for row in results if row["label"] != "natural"]
@@ -259,9 +254,6 @@ def answer(results: Sequence[Mapping[str, Any]]) -> str:
 
 def _evaluation(cell: str, store: Store, asked_ids: Mapping[str, Any]) -> Evaluation:
     """The stored numbers of a cell; asked_ids: id of an evaluation -> its attack."""
-    from fatbench.report.numbers.doubts import MEASURED_WELL, in_words
-    from fatbench.report.pairs import label, measured_numbers
-
     grids = build_tables(*reporting_evaluated.suite_and_plan(store, f"id={cell}", {*asked_ids}), store)
     numbers_by_evaluation = measured_numbers(store, [cell], "last")[cell]
     numbers = {
@@ -379,8 +371,6 @@ def _pair(attack: Any, model: Any) -> tuple[str, Any]:
 
 def _torchattacks(attack: Any, model: Any) -> dict[str, Any]:
     """The settings of an attack object of torchattacks. SpecError: it attacks another model, or normalised images."""
-    import inspect
-
     kind = type(attack).__name__
     if attack.model is not model:
         raise SpecError(

@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
+import pandas
+
 from fatbench import settings
 from fatbench.api.asking import Plugins, Seeds, Where, names, plugged, seed_list
 from fatbench.api.views import existing_store, planned_suite, with_results
@@ -16,14 +18,13 @@ from fatbench.errors import NothingMatched, SpecError
 from fatbench.store.opening import Db, listed_databases, opened
 from fatbench.store.stages import Store
 from fatbench.suite import external_models, files
+from fatbench.suite.asked import contradiction, identity
+from fatbench.suite.cells import Plan
 from fatbench.suite.files import Suite
 
 if TYPE_CHECKING:
-    import pandas
-
     from fatbench.runner.unfinished import Collected
     from fatbench.store.tar import Parts
-    from fatbench.suite.cells import Plan
 
 
 def import_results(*files: str | Path, db: str | Path | None = None) -> pandas.DataFrame:
@@ -32,8 +33,6 @@ def import_results(*files: str | Path, db: str | Path | None = None) -> pandas.D
     All files are checked first; importing a file twice changes nothing. ExchangeError: a file is not an export, is
     damaged, or contradicts the database.
     """
-    import pandas
-
     summaries, *_ = take_in([Path(file) for file in files], None if db is None else str(db), None)
     return pandas.DataFrame(summaries).set_index("file")
 
@@ -134,7 +133,6 @@ def take_in(
     from fatbench.report.numbers import sql_tables
     from fatbench.runner import cell_labels
     from fatbench.store import inputs, jsonl, old_databases, tar
-    from fatbench.suite.asked import contradiction, identity
 
     if databases := [source for source in sources if old_databases.is_database(source)]:
         if len(sources) > 1:

@@ -5,17 +5,21 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy
+from PIL import Image
+
 from fatbench.api.views import planned_suite
 from fatbench.errors import MachineError, NothingMatched, SpecError
+from fatbench.report.figures.artifacts import images as drawn
 from fatbench.report.numbers.stored import OVERALL, numbers_of
 from fatbench.store.opening import opened
 from fatbench.store.schema import NUMBERS
 from fatbench.suite import threats
+from fatbench.suite.filters import Where
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from fatbench.suite.filters import Where
 
 MEASURES = ("psnr", "ssim", "lpips", "matched_psnr", "matched_ssim", "recovered")
 
@@ -48,9 +52,7 @@ def rows_of_suite(name: str, where: Where) -> list[dict[str, Any]]:
 
 def images_of(files: list[Path], shape: tuple[int, int, int], count: int) -> Tensor | None:
     """(N, C, H, W) in [0, 1]. SpecError: an image of another size, or another number of them."""
-    import numpy
     import torch
-    from PIL import Image
 
     from fatbench.data.common import eight_bits
 
@@ -79,7 +81,5 @@ def images_of(files: list[Path], shape: tuple[int, int, int], count: int) -> Ten
 
 def png(images: Tensor) -> bytes:
     """Images (N, C, H, W) in [0, 1] as one PNG."""
-    from fatbench.report.figures.artifacts import images as drawn
-
     stack = (images.clamp(0, 1) * 255).round().byte().cpu().numpy()
     return drawn({"images": stack})[0].png()

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from fatbench import settings
 from fatbench.suite import plugins, signatures, weights
+from fatbench.version import __version__
 
 MPS = "/tmp/nvidia-mps"  # where NVIDIA's daemon has its pipes unless told otherwise
 
@@ -34,7 +35,6 @@ def facts() -> list[tuple[str, str]]:
     """(name, fact): versions, devices, folders, what a bug report needs. A name can stand twice."""
     from fatbench.runner import provenance
     from fatbench.store import inputs, integrity
-    from fatbench.version import __version__
 
     code = provenance.code_version()
     lines: list[tuple[str, str]] = [

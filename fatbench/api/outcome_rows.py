@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fatbench import settings
 from fatbench.data.own import load
@@ -12,11 +12,9 @@ from fatbench.errors import FatbenchError, NothingMatched, SpecError
 from fatbench.report.numbers.stored import accuracies, join_chunks
 from fatbench.store.inputs import Inputs, stored_inputs
 from fatbench.store.stage_names import parsed
+from fatbench.store.stages import StageRow, Store
 from fatbench.suite.facts import first_images
 from fatbench.suite.standard_attacks import did_you_mean_metric
-
-if TYPE_CHECKING:
-    from fatbench.store.stages import StageRow, Store
 
 
 def outcome_rows(store: Store, id: str, metrics: Sequence[str]) -> list[dict[str, Any]]:

@@ -6,13 +6,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import numpy
+from numpy import int64
+from numpy.typing import ArrayLike, NDArray
+
+from fatbench import settings
 from fatbench.api.asking import Plugins, known_choice, plugged
 from fatbench.errors import SpecError, whole
 from fatbench.suite import calls
 
 if TYPE_CHECKING:
-    from numpy import int64
-    from numpy.typing import ArrayLike, NDArray
     from torch import Tensor, nn
 
 Upload = TypeVar("Upload")  # a vector, a list of arrays, or a state dict
@@ -39,7 +42,6 @@ def load_data(
     """
     import torch
 
-    from fatbench import settings
     from fatbench.data.own import load
 
     known_choice("split", split, SPLITS)
@@ -66,8 +68,6 @@ def partition(
     >>> [len(part) for part in fatbench.partition([0, 1] * 50, "iid", clients=4)]
     [25, 25, 25, 25]
     """
-    import numpy
-
     from fatbench.engine.randomness import numpy_generator
     from fatbench.engine.splits import dealt
 

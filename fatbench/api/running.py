@@ -7,7 +7,9 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import FrameType
+
+import pandas
 
 from fatbench import report
 from fatbench.api.asking import Overrides, Plugins, Seeds, Where, filter_text, names, plugged, seed_list, suite_of
@@ -19,11 +21,6 @@ from fatbench.suite import cost, files
 from fatbench.suite.files import Suite
 from fatbench.suite.tuning import demand_validation
 
-if TYPE_CHECKING:
-    from types import FrameType
-
-    import pandas
-
 
 def suites(*, plugins: Plugins = ()) -> pandas.DataFrame:
     """Every suite that can be run by name: its title, and its number of cells in each preset (NaN: no such preset).
@@ -32,8 +29,6 @@ def suites(*, plugins: Plugins = ()) -> pandas.DataFrame:
     >>> bool(fatbench.suites().loc["sfat-cifar10", "smoke"] > 0)
     True
     """
-    import pandas
-
     with plugged(plugins):
         listed = [row for row in files.listing() if "error" not in row]
     rows = {row["name"]: {"title": row["title"], **row["presets"]} for row in listed}
@@ -63,8 +58,6 @@ def plan(
     >>> set(fatbench.plan("sfat-cifar10", preset="smoke", seeds=6)["seed"].tolist())
     {6}
     """
-    import pandas
-
     with plugged(plugins, db):
         chosen_suite = suite_of(suite, override)
         suite_plan = chosen_suite.plan(preset, seed_list(seeds), filter_text(where), names(attacks))
@@ -131,8 +124,6 @@ def run(
     >>> set(done["status"])
     {'done'}
     """
-    import pandas
-
     from fatbench.report.numbers import sql_tables
     from fatbench.runner import cell_labels, live_log, progress, start
     from fatbench.runner.tuning import write_choices

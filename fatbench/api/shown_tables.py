@@ -6,21 +6,27 @@ import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from fatbench import settings
+import pandas
+
+from fatbench import settings, whole_file
 from fatbench.api.asking import known_choice, names
 from fatbench.errors import SpecError, did_you_mean
 from fatbench.report import render
 from fatbench.report.differences import Differences, as_data, records
+from fatbench.report.formats import html
+from fatbench.report.formats.latex import NUMBERS, SPREADS
+from fatbench.report.numbers.long import OWN
+from fatbench.report.numbers.sources import Source
+from fatbench.report.numbers.table_facts import Facts
+from fatbench.report.site import pages
+from fatbench.report.site.pages import Part
+from fatbench.report.tables.entries import entries_of
 from fatbench.report.tables.notes import shortened
+from fatbench.report.tables.number_format import with_texts
 from fatbench.report.tables.sheet import LABEL, Column, Sheet, any_number
 from fatbench.store.opening import Db, listed_databases, opened
-
-if TYPE_CHECKING:
-    import pandas
-
-    from fatbench.report.site.pages import Part
 
 DATA_FORMATS = ("csv", "json")  # for programs, which count on every table
 ENDINGS = {".md": "markdown", ".tex": "latex", ".html": "html", ".csv": "csv", ".json": "json"}
@@ -91,8 +97,6 @@ class Table:
 
     def html(self) -> str:
         """A piece of HTML, as a notebook shows it."""
-        from fatbench.report.formats import html
-
         return html.fragment([shortened(grid, self.notes or "full") for grid in self.grids])
 
     def markdown(self) -> str:
@@ -114,7 +118,6 @@ class Table:
 
     def page(self) -> str:
         """A web page of its own, with the runs behind each number."""
-        from fatbench.report.site import pages
         from fatbench.runner import provenance
 
         with opened(self.db) as store:
@@ -145,8 +148,6 @@ class Table:
         spread: over seeds, "beside" the number, "below" it or "none"; published: "below" or in a "column"; numbers:
         "text" or "siunitx". Default: what fits. SpecError: no such choice.
         """
-        from fatbench.report.formats.latex import NUMBERS, SPREADS
-
         if spread is not None:
             known_choice("spread", spread, SPREADS)
         known_choice("numbers", numbers, NUMBERS)
@@ -159,8 +160,6 @@ class Table:
 
         SpecError: another ending; MachineError: the file cannot be written.
         """
-        from fatbench import whole_file
-
         file = Path(path)
         format = ENDINGS.get(file.suffix)
         if format is None:
@@ -194,21 +193,11 @@ class DifferenceTable(Table):
 
     def frame(self) -> pandas.DataFrame:
         """One row a method: labels, accuracies, difference, low, high, at_most and p after Holm; fractions."""
-        import pandas
-
         return pandas.DataFrame([row for table in self.tables for row in records(table)])
 
 
 def _sheet(tidy: pandas.DataFrame, rows: list[str], title: str, digits: int) -> Sheet:
     """The table of numbers with the columns of `rows`, heading, run and value."""
-    import pandas
-
-    from fatbench.report.numbers.long import OWN
-    from fatbench.report.numbers.sources import Source
-    from fatbench.report.numbers.table_facts import Facts
-    from fatbench.report.tables.entries import entries_of
-    from fatbench.report.tables.number_format import with_texts
-
     headings = list(dict.fromkeys(tidy["heading"].astype(str)))
     sources = [Source(heading, "evaluation", heading, -1, None) for heading in headings]
     runs = {run: position for position, run in enumerate(dict.fromkeys(tidy["run"]))}

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from fatbench import report
 from fatbench.api.views import planned_suite, to_read
 from fatbench.errors import FatbenchError, SpecError
 from fatbench.report.site.pages import Part
 from fatbench.runner import progress
+from fatbench.store.selection import Checkpoint
+from fatbench.store.stages import Store
 from fatbench.suite import files
 from fatbench.suite.folders import own_files
-
-if TYPE_CHECKING:
-    from fatbench.store.selection import Checkpoint
-    from fatbench.store.stages import Store
 
 
 def suite_parts_of(store: Store, suites: Sequence[str], select: Checkpoint) -> tuple[list[Part], list[str]]:

@@ -11,16 +11,23 @@ from typing import TYPE_CHECKING, Any
 
 from fatbench import settings
 from fatbench.errors import FatbenchError, NothingMatched, SpecError
+from fatbench.report.numbers import stored
+from fatbench.report.numbers.doubts import NOT_LEARNED
 from fatbench.runner.run_options import RunOptions
 from fatbench.store import inputs
-from fatbench.suite import weights
+from fatbench.store.opening import opened
+from fatbench.store.replicates import SIGN
+from fatbench.store.schema import NUMBERS
+from fatbench.store.selection import WORDS
+from fatbench.store.stage_names import parsed
+from fatbench.store.stages import Store
+from fatbench.suite import asked, weights
+from fatbench.suite.cells import Cell, Evaluation, Plan
 
 if TYPE_CHECKING:
     from fatbench.report.agreement import Agreement, NumberPair
     from fatbench.runner.jobs import Job
     from fatbench.runner.start import Observer
-    from fatbench.store.stages import Store
-    from fatbench.suite.cells import Evaluation
 
 SECONDS = 3600.0  # that the cells which `choose` draws may take together
 DRAWN = 10  # times the sample: cells that are looked at, some of which take too long
@@ -41,7 +48,6 @@ def run_again(
     watch: a context for each run, with what sees its progress. SystemExit: one failed.
     """
     from fatbench.report import agreement
-    from fatbench.store.stages import Store
 
     cells_again = to_run_again(their_store, cell_ids)
     label_by_cell = {cell_again.cell: cell_again.name for cell_again in cells_again}
@@ -88,8 +94,6 @@ def name_of(id: str, runs: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
 
     Both are empty where there is no such suite.
     """
-    from fatbench.store.replicates import SIGN
-
     for suite, preset in dict.fromkeys((str(run["suite"]), str(run["preset"])) for run in runs):
         from fatbench.suite import files  # slow: nothing else here reads a suite
 
@@ -105,9 +109,6 @@ def name_of(id: str, runs: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
 
 def _seconds(store: Store, cells: Sequence[str]) -> dict[str, float]:
     """The seconds that training and attacks of each cell took; 0: not recorded."""
-    from fatbench.report.numbers import stored
-    from fatbench.store.schema import NUMBERS
-
     seconds = dict.fromkeys(cells, 0.0)
     for number in stored.numbers_of(cells, store, (NUMBERS.c.metric == "seconds") & stored.OVERALL):
         seconds[number.cell] += number.value
@@ -231,8 +232,6 @@ def candidates(store: Store) -> list[str]:
     Where no suite here compares any of them, or all are at chance, that asks for nothing. NothingMatched: none is
     trained.
     """
-    from fatbench.store.replicates import SIGN
-
     all_specs = {id: spec for id, spec in store.cells().items() if SIGN not in id}
     specs = {id: spec for id, spec in all_specs.items() if "evaluated" not in spec}
     stages = store.stages()
@@ -275,9 +274,7 @@ def estimate_here(cells: Sequence[Job]) -> Estimate:
     """What this machine needs for each of these cells, from what has run here, else from a measurement."""
     from fatbench.runner import calibrate
     from fatbench.store import timing
-    from fatbench.store.opening import opened
     from fatbench.suite import duration
-    from fatbench.suite.cells import Cell, Plan
 
     def cell_of(one: Job) -> Cell:
         return Cell(one.cell, {}, one.spec, tuple(one.evaluations))
@@ -332,9 +329,6 @@ def choose(
 
 def at_chance(store: Store, cells: Sequence[str]) -> set[str]:
     """Those of these cells of which a model is at chance."""
-    from fatbench.report.numbers import stored
-    from fatbench.report.numbers.doubts import NOT_LEARNED
-
     doubts_by_stage = stored.doubts_of(list(cells), store)
     return {
         cell
@@ -352,8 +346,6 @@ def job(store: Store, cell: str, trained_only: bool = False) -> Job:
     SpecError: the cell is not trained to the end, or a finished evaluation has no numbers or no outcomes.
     """
     from fatbench.runner.jobs import Job
-    from fatbench.store.selection import WORDS
-    from fatbench.store.stage_names import parsed
     from fatbench.suite.cells import canonical
 
     rows = {stage: row for (_, stage), row in store.stages([cell]).items()}
@@ -375,9 +367,6 @@ def _evaluations(store: Store, cell: str) -> list[Evaluation]:
 
     SpecError: a finished evaluation has no numbers or no outcomes.
     """
-    from fatbench.report.numbers import stored
-    from fatbench.suite import asked
-
     sizes = {stage: n for (_, stage), (_, n) in stored.accuracies([cell], store).items()}
     evaluations_by_id: dict[str, Evaluation] = {}
     for (_, stage), row in store.stages([cell]).items():

@@ -9,6 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy
+import pandas
+from sqlalchemy import select
+
 from fatbench import packed, report, settings
 from fatbench.api.asking import (
     Plugins,
@@ -25,6 +29,12 @@ from fatbench.api.shown_tables import DifferenceTable, Table
 from fatbench.errors import MachineError, NothingMatched, SpecError, did_you_mean
 from fatbench.report import build_tables, left_out
 from fatbench.report import differences as report_differences
+from fatbench.report.figures import plots
+from fatbench.report.figures.series import Plot
+from fatbench.report.numbers import shown_runs
+from fatbench.report.numbers.long import frame
+from fatbench.report.numbers.statistics import bits_array
+from fatbench.report.pairs import label, measured_numbers
 from fatbench.report.site.pages import Part
 from fatbench.report.tables import external_suite as reporting_evaluated
 from fatbench.report.tables.combined import combine
@@ -32,21 +42,22 @@ from fatbench.report.tables.entries import IMAGES
 from fatbench.report.tables.notes import LEVELS
 from fatbench.report.tables.sheet import sorted_by
 from fatbench.store.opening import Db, listed_databases, opened, shown_databases
+from fatbench.store.schema import CELLS, SUITE_CELLS
+from fatbench.store.selection import Checkpoint
+from fatbench.store.stage_names import parsed
 from fatbench.store.stages import Store
 from fatbench.suite import external_models, files
+from fatbench.suite.cells import Plan
 from fatbench.suite.files import Suite
+from fatbench.suite.folders import own_files
 from fatbench.suite.model import CHECKPOINTS
 from fatbench.suite.standard_attacks import did_you_mean_metric
 from fatbench.suite.types import seeds_text
 
 if TYPE_CHECKING:
-    import pandas
     from matplotlib.figure import Figure
     from torch import nn
 
-    from fatbench.report.figures.series import Plot
-    from fatbench.store.selection import Checkpoint
-    from fatbench.suite.cells import Plan
 
 STAGES = ("evaluation", "train")
 LISTED = 12  # the most suites that a message names
@@ -83,8 +94,6 @@ def results(
     >>> numbers = fatbench.results("sfat-cifar10", preset="smoke")
     >>> accuracies = numbers.pivot_table(index="method", columns="metric", values="value")
     """
-    from fatbench.report.numbers.long import frame
-
     if stage is not None:
         known_choice("stage", stage, STAGES)
     with plugged(plugins, db), opened(db) as store:
@@ -110,8 +119,6 @@ def results(
 
 def _only_table_rows(numbers: pandas.DataFrame, plan: Plan) -> pandas.DataFrame:
     """The numbers of evaluated models that their table shows: each row has one radius and number of images."""
-    from fatbench.store.stage_names import parsed
-
     axes = list(plan.cells[0].key) if plan.cells else []
     shown_keys = {(*cell.key.values(), evaluation.id) for cell in plan.cells for evaluation in cell.evaluations}
     row_keys = zip(
@@ -171,10 +178,6 @@ def trained_suites(store: Store) -> str:
 
 def _stored_seeds(suite: str, preset: str, store: Store) -> set[int]:
     """The seeds of a suite's preset for which the database has cells."""
-    from sqlalchemy import select
-
-    from fatbench.store.schema import CELLS, SUITE_CELLS
-
     query = select(CELLS.c.seed).join(SUITE_CELLS, SUITE_CELLS.c.cell == CELLS.c.id).distinct()
     query = query.where(SUITE_CELLS.c.suite == suite, SUITE_CELLS.c.preset == preset)
     with store.database.reading() as connection:
@@ -289,7 +292,6 @@ def _part(suite: Suite, plan: Plan, store: Store | None, with_evaluated: bool, o
 def with_results(store: Store | None) -> list[str]:
     """Suites that have results, by name or by their file in the working directory; says which are nowhere."""
     from fatbench.runner import progress
-    from fatbench.suite.folders import own_files
 
     order, own = [*files.available(), external_models.SUITE], own_files()
     found: list[tuple[int, str]] = []
@@ -321,12 +323,6 @@ def outcomes(
     The other arguments as of `table`.
     SpecError: there is no evaluation named `attack`; NothingMatched: no outcomes are stored.
     """
-    import numpy
-    import pandas
-
-    from fatbench.report.numbers.statistics import bits_array
-    from fatbench.report.pairs import label, measured_numbers
-
     known_choice("select", select, CHECKPOINTS)
     with plugged(plugins, db), opened(db) as store:
         _, plan = plan_read(suite, preset, seeds, where, store)
@@ -374,8 +370,6 @@ def plot(
     pages, from 1. The other arguments as of `table`.
     SpecError: no such figure, or several, whose ids or pages it names; NothingMatched: nothing of it is measured yet.
     """
-    from fatbench.report.figures import plots
-
     known_choice("select", select, CHECKPOINTS)
     with plugged(plugins, db), opened(db) as store:
         chosen_suite, plan = plan_read(suite, preset, seeds, where, store)
@@ -429,8 +423,6 @@ def list_models(
 
     results: files that `export_results` wrote; default those in results/. places: folders that may hold the files.
     """
-    import pandas
-
     from fatbench.runner import zoo
 
     rows = zoo.rows(_result_files(results), names(places))
@@ -505,8 +497,6 @@ def to_read(suite: Suite, plan: Plan, store: Store, runs: str = "") -> Plan:
 
     SpecError: `runs` names no property of a run.
     """
-    from fatbench.report.numbers import shown_runs
-
     # the whole plan, too: a filter must not change which run of a cell is read; checking it would import torch
     planned = functools.partial(suite.plan, plan.preset, refuse=False)
     whole_plan = None if suite.name == external_models.SUITE else planned

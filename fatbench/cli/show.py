@@ -16,6 +16,7 @@ from fatbench import settings
 from fatbench.data import catalogue
 from fatbench.errors import SpecError
 from fatbench.suite import format_call, plugins, weights
+from fatbench.suite.entry import Work
 from fatbench.suite.folders import paper_of
 from fatbench.suite.types import seeds_text
 
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from fatbench.store.stages import StageRow
     from fatbench.suite.cells import Plan
     from fatbench.suite.duration import Estimate, Schedule
-    from fatbench.suite.entry import Work
     from fatbench.suite.files import Suite
 
 COLOURS = {

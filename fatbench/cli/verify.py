@@ -18,6 +18,7 @@ from fatbench.cli.shared import known_format, print_json
 from fatbench.errors import SpecError
 from fatbench.runner.run_options import run_options
 from fatbench.store import inputs
+from fatbench.store.replicates import SIGN
 
 if TYPE_CHECKING:
     from fatbench.api.verifying import CellAgain
@@ -107,7 +108,6 @@ def verify(
 
 def _matching(store: Store, wanted: str, file: Path) -> list[str]:
     """The cells of the file that match; NothingMatched: none does. Labels of axes are those of suites, not of files."""
-    from fatbench.store.replicates import SIGN
     from fatbench.suite import filters
     from fatbench.suite.cells import Cell, Plan
 

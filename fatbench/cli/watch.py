@@ -9,7 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -21,11 +21,9 @@ from fatbench.runner.jobs import Event, Job, Summary
 from fatbench.store import timing
 from fatbench.store.opening import opened
 from fatbench.store.stage_names import parsed
+from fatbench.store.stages import Store
 from fatbench.suite import duration as durations
-
-if TYPE_CHECKING:
-    from fatbench.store.stages import Store
-    from fatbench.suite.cells import Plan
+from fatbench.suite.cells import Plan
 
 
 @dataclass(frozen=True)

@@ -23,13 +23,13 @@ from fatbench.report.tables.combined import combine
 from fatbench.report.tables.entries import sheets
 from fatbench.report.tables.number_format import MISSING, TEXTS, csv_text, rounded
 from fatbench.report.tables.sheet import ENTRY, Sheet, varying
+from fatbench.store.selection import Checkpoint
+from fatbench.suite.cells import Plan
+from fatbench.suite.files import Suite
 from fatbench.suite.standard_attacks import did_you_mean_metric
 
 if TYPE_CHECKING:
-    from fatbench.store.selection import Checkpoint
     from fatbench.store.stages import Store
-    from fatbench.suite.cells import Plan
-    from fatbench.suite.files import Suite
 
 
 @dataclass(frozen=True)

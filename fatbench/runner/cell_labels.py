@@ -14,11 +14,11 @@ from fatbench.store import replicates
 from fatbench.store.grid_points import Place, Point, labels_key, labels_text, points_of_cells, seeds_of, wrongly_marked
 from fatbench.store.schema import POINTS, RUNS
 from fatbench.suite import files
+from fatbench.suite.cells import Plan
+from fatbench.suite.files import Suite
 
 if TYPE_CHECKING:
     from fatbench.store.stages import Store
-    from fatbench.suite.cells import Plan
-    from fatbench.suite.files import Suite
 
 SPLITS = ("split", "partition")  # the axes whose labels describe how data are split among clients
 

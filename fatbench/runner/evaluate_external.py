@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy
 from sqlalchemy import select
 
 from fatbench import settings
@@ -25,6 +26,7 @@ from fatbench.store import folder
 from fatbench.store.fingerprints import same_answers
 from fatbench.store.replicates import SIGN
 from fatbench.store.schema import CELLS
+from fatbench.store.stages import Store
 from fatbench.suite import calls, cells, external_models, facts, plugin_reads, source_files, standard_attacks
 from fatbench.suite.cells import Evaluation, Plan
 from fatbench.suite.external_models import Model
@@ -34,7 +36,6 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from fatbench.engine.setup import Setup
-    from fatbench.store.stages import Store
 
 
 @dataclass(frozen=True)
@@ -346,8 +347,6 @@ def _setup_of(external: ExternalModel, spec: Mapping[str, Any], machine: Machine
         )
 
     def one_client(labels: Any, rng: Any, writers: Any) -> Sequence[Any]:
-        import numpy
-
         return [numpy.arange(len(labels))]
 
     assert machine.path != "auto"

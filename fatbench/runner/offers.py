@@ -13,11 +13,11 @@ from fatbench.errors import FatbenchError, NothingMatched, SpecError, did_you_me
 from fatbench.store.opening import opened
 from fatbench.suite import duration, files, folders
 from fatbench.suite import duration as schedules
+from fatbench.suite.cells import Plan
 from fatbench.suite.folders import is_jpeg
 
 if TYPE_CHECKING:
     from fatbench.store.stages import Store
-    from fatbench.suite.cells import Plan
 
 CALIBRATION = 20  # seconds
 ESTIMATED = ("quick", "weekend")  # presets whose time on a GPU is told without naming one

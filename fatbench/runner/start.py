@@ -16,10 +16,11 @@ from typing import Any, Protocol
 from fatbench import settings
 from fatbench.data import decoded
 from fatbench.data.own import load
-from fatbench.engine.splits import split
+from fatbench.engine.splits import auxiliary_images, split
 from fatbench.errors import MachineError, NothingMatched, SpecError, Unavailable, did_you_mean
 from fatbench.runner import cell_labels, progress, provenance, slots, transfer, versions, waiting
 from fatbench.runner.executors import local
+from fatbench.runner.gpu_estimates import choices
 from fatbench.runner.jobs import Event, Job, Machine, Recovery, Summary
 from fatbench.runner.run_options import RunOptions
 from fatbench.runner.slots import gpu_name
@@ -261,8 +262,6 @@ def _path(options: RunOptions) -> str:
 
 
 def _describe_choices(jobs: Sequence[Job], gpu: str, machine: Machine, gpus: int) -> str:
-    from fatbench.runner.gpu_estimates import choices
-
     cells = [Cell(job.cell, {}, job.spec, tuple(job.evaluations)) for job in jobs]
     auto = machine.precision == "auto"
     bits = slots.precision_for(gpu) if machine.precision == "auto" else machine.precision
@@ -425,8 +424,6 @@ AUXILIARY = ("data", "train", "test", "train_from", "auxiliary", "auxiliary_n")
 
 def _check_auxiliary(job: Job, root: Path) -> str:
     """Read the server's images, refuse images of the test set, and return their fingerprint."""
-    from fatbench.engine.splits import auxiliary_images
-
     image_counts = first_images(job.spec)
     own_set = load(job.spec["data"], root, image_counts["data"])
     is_same_set = job.spec["auxiliary"] == job.spec["data"]

@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fatbench.engine.rounds import Number
+from fatbench.engine.rounds import Number, Round, State, Tensors
 from fatbench.runner import checkpoints, own_network, transfer, versions
 from fatbench.runner.checkpoints import clients_file, model_file
 from fatbench.runner.jobs import CellStatus, Event, Job, Machine, Turn
@@ -26,7 +26,6 @@ from fatbench.store.doubt_names import PREFIX
 from fatbench.suite import cost, weights
 
 if TYPE_CHECKING:
-    from fatbench.engine.rounds import Round, State, Tensors
     from fatbench.engine.setup import Setup
 
 log = logging.getLogger("fatbench")

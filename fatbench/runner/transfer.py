@@ -12,13 +12,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fatbench.engine.rounds import Problem, Round, Tensors
 from fatbench.errors import MachineError, SpecError
 from fatbench.runner import checkpoints
 from fatbench.store.stage_names import parsed
 from fatbench.suite import calls, weights
 
 if TYPE_CHECKING:
-    from fatbench.engine.rounds import Problem, Round, Tensors
     from fatbench.engine.setup import Setup
     from fatbench.runner.jobs import Job, Machine
     from fatbench.store.stages import StageRow, Store

@@ -23,7 +23,7 @@ from fatbench import packed, settings, whole_file
 from fatbench.errors import FatbenchError, MachineError, SpecError, did_you_mean, reason
 from fatbench.store.document import document
 from fatbench.store.stage_names import parsed
-from fatbench.suite import files
+from fatbench.suite import calls, facts, files
 from fatbench.suite.cells import Plan
 
 if TYPE_CHECKING:
@@ -212,7 +212,6 @@ def module(file: Path, sha256: str, trained_with: Sequence[Mapping[str, Any]] = 
     run, or the code of a plug-in's network has changed since.
     """
     from fatbench.runner import checkpoints, own_network, stage
-    from fatbench.suite import calls, facts
 
     state, _, header = checkpoints.load_model(file, "cpu", sha256)
     spec = json.loads(header["spec"])

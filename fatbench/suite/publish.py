@@ -19,6 +19,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ruamel.yaml import YAML
+from ruamel.yaml.comments import CommentedMap
+from ruamel.yaml.util import load_yaml_guess_indent
+
 from fatbench import whole_file
 from fatbench.errors import FatbenchError, SpecError, did_you_mean
 from fatbench.suite import files
@@ -321,10 +325,6 @@ def _keep_anchors(node: Any) -> None:
 
 def _with_published(text: str, id: str, published: Mapping[str, Any], suite_file: Path) -> str:
     """A suite's text with `published` in one table and everything else unchanged."""
-    from ruamel.yaml import YAML
-    from ruamel.yaml.comments import CommentedMap
-    from ruamel.yaml.util import load_yaml_guess_indent
-
     _, indent, offset = load_yaml_guess_indent(text)
     yaml = YAML()
     yaml.width, yaml.preserve_quotes = 10**6, True  # no line of the person's is broken, no quotation mark lost

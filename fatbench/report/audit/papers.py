@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import pandas
+from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
 
 from fatbench import whole_file
 from fatbench.errors import SpecError, did_you_mean
@@ -63,9 +65,6 @@ def description_of(file: Path) -> Path | None:
 
 def load(file: Path) -> Paper:
     """The paper of a YAML file. SpecError: an unknown key, a missing one, or a table that is not understood."""
-    from ruamel.yaml import YAML
-    from ruamel.yaml.error import YAMLError
-
     try:
         facts = YAML(typ="safe").load(whole_file.regular(file).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, YAMLError) as error:

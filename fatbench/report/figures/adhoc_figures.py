@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fatbench.errors import NothingMatched, SpecError, did_you_mean
 from fatbench.report.figures import series
+from fatbench.report.figures.series import Plot
 from fatbench.report.numbers.points import sweeps
 from fatbench.report.numbers.stored import logged_clients
 from fatbench.store.selection import Checkpoint
@@ -23,7 +24,6 @@ from fatbench.suite.files import Suite
 from fatbench.suite.tables import SERIES, Contents, Figure
 
 if TYPE_CHECKING:
-    from fatbench.report.figures.series import Plot
     from fatbench.store.stages import Store
 
 ROUND, RADIUS, INDEX = "round", "eps", "client"

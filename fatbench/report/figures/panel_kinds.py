@@ -7,6 +7,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy
+import numpy as np
+
 from fatbench.report.figures import artifacts
 from fatbench.report.figures.series import BANDS, Line, Panel, Plot
 from fatbench.report.figures.styles import HATCHES, STYLES, Names, Style, axis_label, group, line_settings
@@ -154,7 +157,6 @@ def raster(panel: Panel, axes: Axes, name: Names, styles: Styles) -> None:
 
     Of the first seed; the sum is the mean over seeds. name and styles are not needed: the rows say their index.
     """
-    import numpy as np
     from matplotlib import colormaps
     from matplotlib.ticker import MaxNLocator
 
@@ -185,7 +187,6 @@ def raster(panel: Panel, axes: Axes, name: Names, styles: Styles) -> None:
 
 def matrix(panel: Panel, axes: Axes, name: Names, styles: Styles) -> None:
     """Draw a number for each line (or client) and heading: lines downward, headings or attacked models across."""
-    import numpy
     from matplotlib import colormaps
 
     names = [", ".join([*line.key.values(), *([f"client {line.place}"] if line.place else [])]) for line in panel.lines]

@@ -25,12 +25,12 @@ from fatbench.store.rows import fetch
 from fatbench.store.schema import RUNS, STAGES
 from fatbench.store.stage_names import parsed
 from fatbench.suite import plugins, signatures
+from fatbench.suite.cells import Plan
 from fatbench.suite.facts import data_keys
 from fatbench.suite.filters import RUN_KEYS
 
 if TYPE_CHECKING:
     from fatbench.store.stages import Store
-    from fatbench.suite.cells import Plan
 
 
 RULE = (

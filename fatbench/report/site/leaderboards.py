@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from fatbench.data.catalogue import CATALOGUE
 from fatbench.errors import FatbenchError
-from fatbench.report import contrasts, sentences
+from fatbench.report import build_tables, contrasts, sentences
 from fatbench.report.contrasts import Difference
 from fatbench.report.numbers.sources import OVER_OWN, Source
 from fatbench.report.pairs import measured_numbers
@@ -195,8 +195,6 @@ def _privacy_sentence(board: Board) -> str:
 
 def _grid(task: Task, store: Store, select: Checkpoint) -> Sheet | None:
     """One table of all cells of a task, in which every row is compared with every other; None without numbers."""
-    from fatbench.report import build_tables
-
     parts = [(suite, replace(plan, cells=cells)) for suite, plan, cells in task.parts.values()]
     known: dict[str, tuple[str, str]] = {}  # source -> heading, best
     for table in (table for suite, _ in parts for table in suite.tables):

@@ -22,7 +22,8 @@ import markupsafe
 
 from fatbench import whole_file
 from fatbench.errors import SpecError
-from fatbench.report.figures import inline
+from fatbench.report import build_figures, drawable
+from fatbench.report.figures import inline, plots
 from fatbench.report.figures.series import Plot
 from fatbench.report.formats import html, latex
 from fatbench.report.numbers.statistics import SEEDS_FOR_A_CLAIM
@@ -191,8 +192,6 @@ def _suite_page(
     frame: Mapping[str, Any],
 ) -> tuple[str, list[Point], list[Board]]:  # fmt: skip
     """(a page, the points that it tells of, its leaderboards)."""
-    from fatbench.report import build_figures
-
     grids = [grid for part in parts for grid in part.grids]
     boards = boards_of(parts, store, select)
     plots = [plot for part in parts for plot in build_figures(part.suite, part.plan, store, select=select)]
@@ -245,9 +244,6 @@ def _inline(plot: Plot, id: str) -> tuple[inline.Legend, list[tuple[str, Any]]]:
 
 def _kept_images(plot: Plot, files: Path | None, drawn_earlier: Mapping[str, Path]) -> list[str]:
     """The images of a figure of stored tensors, as data URIs: drawn from the cells' folders, or earlier ones."""
-    from fatbench.report import drawable
-    from fatbench.report.figures import plots
-
     if files is not None and drawable([plot], files):
         with tempfile.TemporaryDirectory(prefix="fatbench-") as folder:
             return [drilldown.uri(file) for file in plots.draw([plot], Path(folder), "png", files)]
