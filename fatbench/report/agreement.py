@@ -82,27 +82,15 @@ def compared_numbers(their_store: Store, our_store: Store, cell: str) -> tuple[l
             their_number, our_number = their_evaluations[evaluation], our_evaluations[evaluation]
             name = f"{label(evaluation)} ({checkpoint})"
             compared.add(their_number.stage)
-            if (
-                their_number.outcomes is None
-                or our_number.outcomes is None
-                or their_number.outcomes[1] != our_number.outcomes[1]
-            ):
+            outcomes = their_number.outcomes, our_number.outcomes
+            if outcomes[0] is None or outcomes[1] is None or outcomes[0][1] != outcomes[1][1]:
                 not_compared.append(f"{their_number.stage} of cell {cell}: its outcomes are not of the same images")
                 continue
-            (their_bits, total), (our_bits, _) = their_number.outcomes, our_number.outcomes
+            (their_bits, total), (our_bits, _) = outcomes
             images = (their_bits & ~our_bits).bit_count(), (our_bits & ~their_bits).bit_count(), total
-            distance = abs(their_number.value - our_number.value)
-            accuracies_compared.append(
-                NumberPair(
-                    cell,
-                    name,
-                    their_number.value,
-                    our_number.value,
-                    distance,
-                    images,
-                    precisions=(their_number.precision, our_number.precision),
-                )
-            )
+            values, precisions = (their_number.value, our_number.value), (their_number.precision, our_number.precision)
+            far = abs(values[0] - values[1])
+            accuracies_compared.append(NumberPair(cell, name, *values, far, images, precisions=precisions))
             sides = numbers[0].get(their_number.stage, {}), numbers[1].get(our_number.stage, {})
             further, one_sided = _series(cell, f" of {name}", sides, label(evaluation))
             side_numbers += further
@@ -143,9 +131,8 @@ def _series(
         our_series = our_numbers.get((metric, client), {})
         name = f"{metric}{f'[{client}]' if client >= 0 else ''}{suffix}"
         if their_series.keys() != our_series.keys():
-            one_sided.append(
-                name if not our_series else f"{name} in {len(their_series.keys() ^ our_series.keys())} rounds"
-            )
+            rounds_apart = len(their_series.keys() ^ our_series.keys())
+            one_sided.append(f"{name} in {rounds_apart} rounds" if our_series else name)
         if rounds := sorted(their_series.keys() & our_series.keys()):
             means = [fmean(side[round][0] for round in rounds) for side in (their_series, our_series)]
             largest_distance = max(abs(their_series[round][0] - our_series[round][0]) for round in rounds)
@@ -203,22 +190,16 @@ def overall(
         return Agreement(numbers, unverified, 0.0, "nothing was compared", ["nothing was compared"])
     if tolerance is not None:
         beyond_tolerance = [number for number in numbers if number.evaluated and round(number.far, 12) > tolerance]
-        return Agreement(
-            numbers, unverified, tolerance, "--tolerance", [_difference_text(number) for number in beyond_tolerance]
-        )
+        return Agreement(numbers, unverified, tolerance, "--tolerance", list(map(_difference_text, beyond_tolerance)))
     trained = [number for number in numbers if _metric(number) == "train_loss"]
     if elsewhere is not None and trained and not any(number.far for number in trained):
         elsewhere, because = None, "training gave the same bits here"
     else:
         because = "same machine, torch and precision"
     if elsewhere is None:
-        return Agreement(
-            numbers, unverified, 0.0, because, [_difference_text(number) for number in numbers if number.far]
-        )
-    reasons = [
-        *(_difference_text(number) for number in numbers if number.beyond),
-        *_systematic_differences([number for number in numbers if number.evaluated]),
-    ]
+        return Agreement(numbers, unverified, 0.0, because, [_difference_text(one) for one in numbers if one.far])
+    reasons = [_difference_text(number) for number in numbers if number.beyond]
+    reasons += _systematic_differences([number for number in numbers if number.evaluated])
     return Agreement(numbers, unverified, TOLERANCE, elsewhere, reasons)
 
 
@@ -250,26 +231,19 @@ def _systematic_differences(accuracies: Sequence[NumberPair]) -> Iterable[str]:
     changed = only_theirs + only_ours
     if total and changed > round((1 - AGREEMENT) * total):
         yield f"only {100 * (1 - changed / total):.1f} % of all outcomes agree: {EXPECTED}"
-    if (
-        changed
-        and abs(only_theirs - only_ours) > ONE_SIDED * changed
-        and _one_sided(max(only_theirs, only_ours), changed) < OF_OUTCOMES
-    ):
-        yield (
-            f"of {changed} outcomes that changed {only_theirs} are right only there and {only_ours} only here: "
-            f"{EXPECTED}"
-        )
+    is_one_sided = abs(only_theirs - only_ours) > ONE_SIDED * changed
+    if is_one_sided and _one_sided(max(only_theirs, only_ours), changed) < OF_OUTCOMES:
+        sides = f"{only_theirs} are right only there and {only_ours} only here"
+        yield f"of {changed} outcomes that changed {sides}: {EXPECTED}"
     by_cell: dict[str, list[float]] = {}
     for number in accuracies:
         by_cell.setdefault(number.cell, []).append(number.theirs - number.ours)
     means = [mean for mean in map(fmean, by_cell.values()) if mean]
     cells_above = sum(mean > 0 for mean in means)
-    if means and _one_sided(max(cells_above, len(means) - cells_above), len(means)) < LEVEL:
+    most = max(cells_above, len(means) - cells_above)
+    if means and _one_sided(most, len(means)) < LEVEL:
         side = "above" if cells_above else "below"
-        yield (
-            f"{max(cells_above, len(means) - cells_above)} of {len(means)} cells are {side} what they are here: "
-            f"{EXPECTED}"
-        )
+        yield f"{most} of {len(means)} cells are {side} what they are here: {EXPECTED}"
 
 
 def _one_sided(larger_side: int, n: int) -> float:

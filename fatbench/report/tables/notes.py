@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from pandas import DataFrame
@@ -127,9 +127,8 @@ def notes(
     calls_by_role: dict[str, list[str]] = {}  # "attack" -> "PGD-20: pgd(eps=8/255, ...)", ...
     for metric, specs in grid.attacks.items():
         if specs and format_call.attack(metric, specs) != metric:  # "natural" says it all
-            calls_by_role.setdefault(role_of(specs[0]), []).append(
-                format_call.attack(grid.words.get(metric, metric), specs)
-            )
+            call = format_call.attack(grid.words.get(metric, metric), specs)
+            calls_by_role.setdefault(role_of(specs[0]), []).append(call)
     attacks = "; ".join(call for role, calls in calls_by_role.items() if role != "corruption" for call in calls)
     if "corruption" in calls_by_role:
         yield "corruptions", "; ".join(calls_by_role["corruption"])
@@ -271,13 +270,8 @@ def _p(value: float | None) -> str:
 
 
 LEVELS = ("full", "short", "none")
-IN_CAPTION = (
-    "checkpoint",
-    "seeds",
-    "missing",
-    "not there",
-    "marks",
-)  # notes whose words the caption of a LaTeX table says
+# notes whose words the caption of a LaTeX table says
+IN_CAPTION = ("checkpoint", "seeds", "missing", "not there", "marks")
 SHORT = {  # the lines of "short", and the notes that each is made of
     "numbers": (
         "filter", "data", "images", "checkpoint", "seeds", "differences", "worst", "columns", "chance", "marks",
@@ -306,13 +300,9 @@ def shortened(grid: Sheet, level: str, captioned: Collection[str] = ()) -> Sheet
         return replace(grid, notes=[(name, note) for name, note in grid.notes if keys.get(name)])
     lines = []
     for line, note_names in SHORT.items():
-        notes = (
-            (name, note)
-            for wanted_name in note_names
-            for name, note in grid.notes
-            if name == wanted_name and name not in captioned
-        )
-        if text := "; ".join(dict.fromkeys(filter(None, (_brief(name, note, grid) for name, note in notes)))):
+        names = [name for name in note_names if name not in captioned]
+        notes = (_brief(name, note, grid) for wanted in names for name, note in grid.notes if name == wanted)
+        if text := "; ".join(dict.fromkeys(filter(None, notes))):
             lines.append((line, text))
     lines += [("paired", _summary(grid.paired))] * bool(grid.paired)
     return replace(grid, notes=lines)
@@ -353,14 +343,11 @@ def _brief(name: str, note: str, grid: Sheet) -> str:
         return "bold: significantly better than all others" if note.startswith("bold") else ""
     if name == "at chance":
         return note.partition("; natural accuracy")[0]
-    return (
-        f"{name}: {note}"
-        if name
-        in ("failed", "left out", "not run", "not measured", "not compared", "OLDER", "published", "formula", "filter")
-        else note
-    )
+    return f"{name}: {note}" if name in NAMED else note
 
 
+# notes that keep their name in the short form
+NAMED = {"failed", "left out", "not run", "not measured", "not compared", "OLDER", "published", "formula", "filter"}
 PLURAL = {"device": "devices", "precision": "precisions", "code": "commits"}  # facts that `MIXED` lists with cells
 
 
@@ -377,24 +364,30 @@ def _summary(paired: Sequence[tuple[Column, Difference]]) -> str:
     return f"{summary}, most {location}: {top.name} = {number_format.signed(top.difference or 0.0, column)}"
 
 
+def _headings(pairs: Iterable[tuple[str, Column]], written: Callable[[str], str] = quoted) -> dict[str, list[str]]:
+    """Text -> the headings of its columns."""
+    headings: dict[str, list[str]] = {}
+    for text, column in pairs:
+        headings.setdefault(text, []).append(written(column.heading))
+    return headings
+
+
 def _shares(grid: Sheet) -> str:
     """The note on shares: the two labels between which each heading places its numbers."""
-    headings_by_way: dict[str, list[str]] = {}  # "from A (0 %) to B (100 %)" -> headings
-    for column in grid.columns:
-        for low, high in column.share.values():
-            headings_by_way.setdefault(f"from {low} (0 %) to {high} (100 %)", []).append(quoted(column.heading))
-    text = "; ".join(f"{', '.join(headings)}: {way}" for way, headings in headings_by_way.items())
+    ways = (
+        (f"from {low} (0 %) to {high} (100 %)", column)
+        for column in grid.columns
+        for low, high in column.share.values()
+    )
+    text = "; ".join(f"{', '.join(headings)}: {way}" for way, headings in _headings(ways).items())
     interval = any(value.interval for value in grid.all())
     return f"{text}, of means over the same seeds" + "; in brackets Fieller's 95 % interval over seeds" * interval
 
 
 def _worst(grid: Sheet) -> str:
     """The note on worst cases: the labels over which each heading takes the least."""
-    headings: dict[str, list[str]] = {}  # labels -> headings
-    for column in grid.columns:
-        for labels in column.worst.values():
-            headings.setdefault(", ".join(labels), []).append(quoted(column.heading))
-    text = "; ".join(f"{_enumeration(names)}: the least over {labels}" for labels, names in headings.items())
+    worst = ((", ".join(labels), column) for column in grid.columns for labels in column.worst.values())
+    text = "; ".join(f"{_enumeration(names)}: the least over {labels}" for labels, names in _headings(worst).items())
     return (
         f"{text}, chosen on other seeds and images; in brackets its 95 % interval, which holds for all of them at once"
     )
@@ -402,13 +395,11 @@ def _worst(grid: Sheet) -> str:
 
 def _differences(grid: Sheet) -> str:
     """The note on differences: the baseline that each heading subtracts."""
-    headings_by_baseline: dict[str, list[str]] = {}
-    for column in grid.columns:
-        baseline = ", ".join(f"{axis} {chosen[0]}" for axis, chosen in column.minus.items())
-        headings_by_baseline.setdefault(baseline, []).append(quoted(column.heading))
-    text = "; ".join(
-        f"{', '.join(headings)}: minus {baseline}" for baseline, headings in headings_by_baseline.items() if baseline
+    baselines = (
+        (", ".join(f"{axis} {chosen[0]}" for axis, chosen in column.minus.items()), column) for column in grid.columns
     )
+    by_baseline = _headings(baselines).items()
+    text = "; ".join(f"{', '.join(headings)}: minus {baseline}" for baseline, headings in by_baseline if baseline)
     interval = any(value.interval for value in grid.all())
     return f"{text}, seed by seed" + "; in brackets the 95 % interval of the mean, Student's t" * interval
 
@@ -450,12 +441,13 @@ def _chance(grid: Sheet) -> str:
 
 def _conditions(columns: Iterable[Column]) -> str:
     """ "'NT': training NT; 'Acc' and 'Robust': training AT": the condition of each heading that has one."""
-    headings_by_condition: dict[str, list[str]] = {}
-    for column in columns:
-        if column.where:
-            condition = ", ".join(f"{axis} {' or '.join(labels)}" for axis, labels in column.where.items())
-            headings_by_condition.setdefault(condition, []).append(f"'{column.heading}'")
-    return "; ".join(f"{_enumeration(headings)}: {condition}" for condition, headings in headings_by_condition.items())
+    conditions = (
+        (", ".join(f"{axis} {' or '.join(labels)}" for axis, labels in column.where.items()), column)
+        for column in columns
+        if column.where
+    )
+    by_condition = _headings(conditions, "'{}'".format).items()
+    return "; ".join(f"{_enumeration(headings)}: {condition}" for condition, headings in by_condition)
 
 
 def checkpoint(columns: Sequence[Column], select: str, plan: Plan, cells: Sequence[Cell]) -> str:
