@@ -133,7 +133,9 @@ def evaluate(
     preprocessing: dict[str, Any] = {
         "mean": _numbers("mean", mean), "std": _numbers("std", std), "outputs": outputs, "channels": channels,
     }  # fmt: skip
-    expected_natural = _fraction(expect_natural)
+    is_fraction = not isinstance(expect_natural, bool | str) and 0 <= (expect_natural or 0) <= 1
+    if not is_fraction:
+        raise SpecError(f"expect_natural: expected a fraction such as 0.95 (and not 95), got {expect_natural!r}")
     if not isinstance(model, str | Path):
         external = evaluate_external.from_module(model, name, **preprocessing)
     elif network is None:
@@ -162,7 +164,7 @@ def evaluate(
                 lines.see(0, replace(event, cell="")) if event.kind != "done" else None
 
         try:
-            cell, status = attack_and_store(external, replace(task, seed=seed), options, notify, expected_natural)
+            cell, status = attack_and_store(external, replace(task, seed=seed), options, notify, expect_natural)
         finally:
             lines.close()
         with opened(url) as store:
@@ -195,7 +197,17 @@ def attack_and_store(
         # the natural images alone: a network with wrong preprocessing shows before hours of attacks
         cell, status = _attack_and_judge(external, replace(task, evaluations=natural), options, notify)
         if status == "done":
-            _check_natural(expected_natural, cell, natural[0].stage(external_models.ROUND), options.db, in_percent)
+            with opened(options.db) as store:
+                assert store is not None
+                accuracy, n = accuracies([cell], store)[cell, natural[0].stage(external_models.ROUND)]
+            low, high = wilson(round(accuracy * n), n)
+            if not low <= expected_natural <= high:
+                scale, unit, digits = (100, " %", 2) if in_percent else (1, "", 4)
+                raise Doubtful(
+                    f"natural accuracy is {scale * accuracy:.{digits}f}{unit} of {n} images (95 % interval"
+                    f" {scale * low:.{digits}f} to {scale * high:.{digits}f}); {CHECK}. No attack was run",
+                    option=f"expect-natural {scale * expected_natural:g}",
+                )
 
     def notify_of_stages(event: Event) -> None:
         if expected_natural is None or event.stage != "cell":  # else it was said above
@@ -215,20 +227,6 @@ def _attack_and_judge(
         assert store is not None
         sql_tables.judge(store, [cell])  # SQL has its doubts, too, and `fatbench check` compares them
     return cell, status
-
-
-def _check_natural(expected_natural: float, cell: str, stage: str, db: str | None, in_percent: bool) -> None:
-    with opened(db) as store:
-        assert store is not None
-        accuracy, n = accuracies([cell], store)[cell, stage]
-    low, high = wilson(round(accuracy * n), n)
-    if not low <= expected_natural <= high:
-        scale, unit, digits = (100, " %", 2) if in_percent else (1, "", 4)
-        raise Doubtful(
-            f"natural accuracy is {scale * accuracy:.{digits}f}{unit} of {n} images (95 % interval"
-            f" {scale * low:.{digits}f} to {scale * high:.{digits}f}); {CHECK}. No attack was run",
-            option=f"expect-natural {scale * expected_natural:g}",
-        )
 
 
 def answer(results: Sequence[Mapping[str, Any]]) -> str:
@@ -255,10 +253,12 @@ def answer(results: Sequence[Mapping[str, Any]]) -> str:
 def _evaluation(cell: str, store: Store, asked_ids: Mapping[str, Any]) -> Evaluation:
     """The stored numbers of a cell; asked_ids: id of an evaluation -> its attack."""
     grids = build_tables(*reporting_evaluated.suite_and_plan(store, f"id={cell}", {*asked_ids}), store)
-    numbers_by_evaluation = measured_numbers(store, [cell], "last")[cell]
-    numbers = {
-        label(evaluation): number for evaluation, number in numbers_by_evaluation.items() if evaluation in asked_ids
-    }
+    found = {id: number for id, number in measured_numbers(store, [cell], "last")[cell].items() if id in asked_ids}
+    numbers = {label(id): number for id, number in found.items()}
+    asked = [
+        {"label": label(id), "attack": asked_ids[id], "accuracy": number.value, "n": number.n}
+        for id, number in found.items()
+    ]
     doubts = dict.fromkeys(doubt for number in numbers.values() for doubt in number.doubts)
     order = sorted(numbers, key=standard_attacks.strength)
     return Evaluation(
@@ -267,18 +267,7 @@ def _evaluation(cell: str, store: Store, asked_ids: Mapping[str, Any]) -> Evalua
         doubts=in_words(doubt for doubt in doubts if doubt.code not in MEASURED_WELL),
         bits={metric: bits for metric in order if (bits := numbers[metric].outcomes) is not None},
         cell=cell,
-        answer=answer(
-            [
-                {
-                    "label": label(number),
-                    "attack": asked_ids[number],
-                    "accuracy": numbers_by_evaluation[number].value,
-                    "n": numbers_by_evaluation[number].n,
-                }
-                for number in numbers_by_evaluation
-                if number in asked_ids
-            ]
-        ),
+        answer=answer(asked),
     )
 
 
@@ -298,12 +287,6 @@ def _numbers(name: str, values: Any) -> tuple[float, ...]:
         if isinstance(value, bool | str) or not hasattr(value, "__float__") or not math.isfinite(value):
             raise SpecError(f"{name}: expected finite numbers, one or one per channel, got {shown(values)}")
     return tuple(map(float, listed))
-
-
-def _fraction(fraction: float | None) -> float | None:
-    if fraction is not None and (isinstance(fraction, bool | str) or not 0 <= fraction <= 1):
-        raise SpecError(f"expect_natural: expected a fraction such as 0.95 (and not 95), got {fraction!r}")
-    return fraction
 
 
 def _dataset(source: Any, model: Any, n: int | None) -> Any:
@@ -373,18 +356,12 @@ def _torchattacks(attack: Any, model: Any) -> dict[str, Any]:
     """The settings of an attack object of torchattacks. SpecError: it attacks another model, or normalised images."""
     kind = type(attack).__name__
     if attack.model is not model:
-        raise SpecError(
-            f"attacks: this torchattacks.{kind} was made for another model: give it the one that is evaluated"
-        )
+        made_for = "was made for another model: give it the one that is evaluated"
+        raise SpecError(f"attacks: this torchattacks.{kind} {made_for}")
     if getattr(attack, "targeted", False) or getattr(attack, "normalization_used", None):
         raise SpecError(f"attacks: torchattacks.{kind}: without targets, and on a model that normalises inside itself")
     # torchattacks keeps an argument as an attribute of the same name
-    setting_names = [
-        setting for setting in inspect.signature(type(attack)).parameters if setting not in ("model", "device", "seed")
-    ]
-    settings = {
-        setting: getattr(attack, setting)
-        for setting in setting_names
-        if isinstance(getattr(attack, setting, None), int | float | str)
-    }
+    names = [name for name in inspect.signature(type(attack)).parameters if name not in ("model", "device", "seed")]
+    values = {name: getattr(attack, name, None) for name in names}
+    settings = {name: value for name, value in values.items() if isinstance(value, int | float | str)}
     return {"name": "torchattacks", "attack": kind, **settings}

@@ -82,11 +82,11 @@ def compared_numbers(their_store: Store, our_store: Store, cell: str) -> tuple[l
             their_number, our_number = their_evaluations[evaluation], our_evaluations[evaluation]
             name = f"{label(evaluation)} ({checkpoint})"
             compared.add(their_number.stage)
-            outcomes = their_number.outcomes, our_number.outcomes
-            if outcomes[0] is None or outcomes[1] is None or outcomes[0][1] != outcomes[1][1]:
+            theirs, ours = their_number.outcomes, our_number.outcomes
+            if theirs is None or ours is None or theirs[1] != ours[1]:
                 not_compared.append(f"{their_number.stage} of cell {cell}: its outcomes are not of the same images")
                 continue
-            (their_bits, total), (our_bits, _) = outcomes
+            (their_bits, total), (our_bits, _) = theirs, ours
             images = (their_bits & ~our_bits).bit_count(), (our_bits & ~their_bits).bit_count(), total
             values, precisions = (their_number.value, our_number.value), (their_number.precision, our_number.precision)
             far = abs(values[0] - values[1])

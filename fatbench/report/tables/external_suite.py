@@ -46,12 +46,8 @@ def suite_and_plan(
     """
     models = [] if store is None else _models(store)
     if evaluation_ids is not None:
-        kept_evaluations = [tuple(item for item in model.evaluations if item.id in evaluation_ids) for model in models]
-        models = [
-            replace(item, evaluations=shown_evaluations)
-            for item, shown_evaluations in zip(models, kept_evaluations, strict=True)
-            if shown_evaluations
-        ]
+        kept = [tuple(one for one in item.evaluations if one.id in evaluation_ids) for item in models]
+        models = [replace(item, evaluations=some) for item, some in zip(models, kept, strict=True) if some]
     plan = Plan(SUITE, "paper", "", [row for item in models for row in _rows(item)], ["last"])
     if not plan.cells:
         raise NothingMatched("the database holds no evaluated model yet: fatbench evaluate FILE --model ...")
@@ -71,11 +67,12 @@ def suite_and_plan(
         "note": "; ".join(notes),
         "ties": min(Counter(tuple(cell.key.items()) for cell in cells).values()) > 1,  # else nothing can be tested
     }
-    raw: dict[str, Any] = {
+    axes: dict[str, Any] = {axis: {label: {} for label in of_axis} for axis, of_axis in labels.items()}
+    raw = {
         "name": SUITE,
-        "title": "External models",
+        "title": table["title"],
         "base": {},
-        "axes": {axis: {label: {} for label in axis_labels} for axis, axis_labels in labels.items()},
+        "axes": axes,
         "presets": {"paper": {}},
         "tables": [table],
     }
@@ -154,9 +151,9 @@ def _evaluations(rows: list[StageRow]) -> tuple[Evaluation, ...]:
     evaluations = []
     for row in sorted(rows, key=lambda row: row.run or 0):
         label, name, *_ = parsed(row.stage)
-        evaluations.append(
-            StoredEvaluation(label, _attack(row.settings or {"name": label}), row.total or None, 0, name=name)
-        )
+        settings = row.settings or {"name": label}
+        attack = {key: value for key, value in settings.items() if key != "implementation"}
+        evaluations.append(StoredEvaluation(label, attack, row.total or None, 0, name=name))
     return tuple(evaluations)
 
 
@@ -166,15 +163,9 @@ def _rows(model: Cell) -> Iterator[Cell]:
     Of each metric the last number counts; they go from weak to strong where the field has an order.
     """
     for n in sorted({evaluation.n or 0 for evaluation in model.evaluations}):
-        evaluations_of_size = [evaluation for evaluation in model.evaluations if (evaluation.n or 0) == n]
-        for norm, eps in sorted(
-            {radius for evaluation in evaluations_of_size if (radius := _radius(evaluation))}, key=_size
-        ) or [("", "")]:
-            by_label = {
-                evaluation.label: evaluation
-                for evaluation in evaluations_of_size
-                if _radius(evaluation) in ((norm, eps), None)
-            }
+        of_size = [(evaluation, _radius(evaluation)) for evaluation in model.evaluations if (evaluation.n or 0) == n]
+        for norm, eps in sorted({radius for _, radius in of_size if radius}, key=_size) or [("", "")]:
+            by_label = {one.label: one for one, radius in of_size if radius in ((norm, eps), None)}
             ordered = sorted(by_label.values(), key=lambda item: standard_attacks.strength(item.label))
             radius_text = eps if norm in ("", "Linf") else f"{eps} in {norm}"
             yield replace(model, key={**model.key, "radius": radius_text, "images": str(n)}, evaluations=tuple(ordered))
@@ -191,7 +182,3 @@ def _size(radius: tuple[str, str]) -> tuple[str, float]:
     with contextlib.suppress(ValueError):
         return radius[0], float(number(radius[1]))
     return radius[0], math.inf
-
-
-def _attack(settings: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in settings.items() if key != "implementation"}
