@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import importlib.metadata
 import os
 import re
@@ -123,6 +124,44 @@ def planned(command: str) -> None:
     """Run a command that trains nothing, in this process and folder; it must end with 0."""
     code, said = fuzzing.program(*shlex.split(command)[1:])
     assert code == 0, f"{command}\n{said}"
+
+
+def test_the_first_table_is_the_paper_s_beside_the_page_s() -> None:
+    """What is printed is quoted to the digit, and ours as on its page."""
+    table = [[cell.strip(" *") for cell in line.split("|")[1:-1]] for line in README.splitlines() if "| *" in line]
+    lines = (ROOT / "suites" / "published" / "sfat-t3.csv").read_text(encoding="utf-8").splitlines()
+    rows_of_paper = [row for row in csv.DictReader(lines) if row["dataset"] == "CIFAR-10"]
+    paper = {row["method"]: row for row in rows_of_paper if row["optimizer"] == "FedAvg"}
+    page = " ".join((ROOT / "results" / "sfat.md").read_text(encoding="utf-8").split())
+    rows = [row for row in table if row[0] in paper]
+    assert [row[0] for row in rows] == ["FAT", "SFAT"]
+    for method, *numbers in rows:
+        of_paper = paper[method]
+        assert numbers[::2] == [f"{of_paper[key]} ±{of_paper[f'{key}_std']}" for key in ("natural", "pgd20", "aa")]
+        assert f"| {method} | {' | '.join(numbers[1::2])} |" in page.replace("  ", " ")
+
+
+def test_the_counts_of_the_readme_are_counted() -> None:
+    """Tables and numbers of the five papers, and the comparisons with the authors' programs."""
+    files = [*(ROOT / "suites" / "published").glob("*.csv")]
+    of_papers = [file for file in files if not file.name.startswith(("ce-vfal", "dbfat", "decvfal"))]
+    tables = [csv.DictReader(file.read_text(encoding="utf-8").splitlines()) for file in of_papers]
+    fields = [row[name] for table in tables for row in table for name in row if not name.endswith("_std")]
+    numbers = sum(bool(re.fullmatch(r"-?\d+\.\d+", field or "")) for field in fields)
+    assert f"- {len(of_papers)} tables of these papers, with their {numbers:,} printed numbers" in README
+    fidelity = (ROOT / "results" / "bench" / "fidelity.md").read_text(encoding="utf-8")
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in fidelity.splitlines()]
+    agree = [row for row in rows if len(row) == 8 and row[4] in ("output", "gradient", "run") and "passes" in row[7]]
+    largest = max(float(row[5]) for row in agree)
+    said = f"- {len(agree)} [comparisons](results/bench/fidelity.md) of our functions with the authors' programs agree;"
+    assert said in README and f"deviation is {largest:.1e}\n" in README
+
+
+def test_the_readme_s_aggregator_keeps_the_contract(tmp_path: Path, own_plugins: None) -> None:
+    (code,) = re.findall(r"^```python\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+    (tmp_path / "readme_rule.py").write_text(f'{code}\nAGGREGATORS = {{"my_rule": my_rule}}\n')
+    said = fuzzing.program("check", str(tmp_path / "readme_rule.py"))
+    assert said[0] == 0, said[1]
 
 
 @pytest.mark.slow
