@@ -70,8 +70,8 @@ demo: $(INSTALLED) ## the smoke preset of sfat-cifar10 on scikit-learn's digits,
 	$(COLOUR) $(BIN)/fatbench report sfat-cifar10 --preset smoke --table T3 --format terminal --db $(DEMO)/fatbench.db \
 		-c report.published=none -c report.notes=none
 	@echo "These networks saw 300 digits for two rounds: it runs, and the numbers say nothing of the methods."
-	@echo "Beside the paper's numbers: $(BIN)/fatbench report sfat-cifar10 --preset smoke --db $(DEMO)/fatbench.db"
-	@echo "A method of your own: $(BIN)/fatbench new aggregator my_rule --beside fat-baselines"
+	@echo To see all tables beside the numbers of the paper: $(BIN)/fatbench report sfat-cifar10 --preset smoke --db $(DEMO)/fatbench.db
+	@echo To add a method of your own: $(BIN)/fatbench new aggregator my_rule --beside fat-baselines
 
 site: $(INSTALLED) ## the page of the committed results: site/index.html
 	@$(BIN)/fatbench site results/*.jsonl.xz $(wildcard results/submitted/*.jsonl) -o site
