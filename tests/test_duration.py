@@ -305,7 +305,13 @@ def test_recorded_steps_were_never_slower_where_both_were_measured() -> None:
 
 @pytest.mark.parametrize(
     ("driver", "name"),
-    [("NVIDIA H200", "h200"), ("NVIDIA A100-SXM4-80GB", "a100"), ("NVIDIA L40S", "l40s"), ("NVIDIA L40", None)],
+    [
+        ("NVIDIA H200", "h200"),
+        ("NVIDIA A100-SXM4-80GB", "a100"),
+        ("NVIDIA L40S", "l40s"),
+        ("NVIDIA L40", None),
+        ("NVIDIA GeForce RTX 4090", "rtx4090"),
+    ],
 )
 def test_a_gpu_is_known_by_what_its_driver_calls_it(driver: str, name: str | None) -> None:
     assert gpu_estimates.known_gpu(driver) == name
@@ -380,7 +386,7 @@ def test_a_weekend_is_a_part_of_the_paper_that_one_gpu_finishes(name: str) -> No
 def test_a_run_on_a_gpu_says_what_is_chosen_and_what_would_be_faster() -> None:
     cells = files.load("sfat-cifar10").plan().unique()[:6]
     said = gpu_estimates.choices(cells, "NVIDIA H200", "fp32", None, "auto")
-    begin = "NVIDIA H200: --precision fp32, run.path graphs for 6 cells (graphs where starting the kernels takes longer"
+    begin = "NVIDIA H200: --precision fp32, run.path graphs for 6 cells (graphs where steps repeat"
     assert said.startswith(begin) and "; estimated " in said
     said = gpu_estimates.choices(cells, "NVIDIA H100", "tf32", "fp32", "auto", auto=True, gpus=8)
     auto = (

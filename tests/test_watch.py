@@ -157,6 +157,20 @@ def test_what_fails_is_always_said(lines: str, plan: Plan, capsys: pytest.Captur
     assert f"{a.cell} train failed: no memory\n" in written and "1 of 2 cells done, 1 failed" in written
 
 
+def test_the_time_left_is_told_once_a_cell_is_done(plan: Plan, clock: Callable[[float], None]) -> None:
+    """A cell's attacks may take longer than its training: two cells, the first in 40 s, so 40 s are left."""
+    a, b = jobs_of(plan)
+    watch = Watch("suite two")
+    watch.begin([a, b], {a.cell: "todo", b.cell: "todo"}, ["cpu"])
+    watch.see(0, Event(a.cell, "train", "start", 0, 10))
+    clock(20)
+    watch.see(0, Event(a.cell, "train", "progress", 9, 10, 100.0))
+    assert "about" not in shown(watch, 120)[0]
+    clock(40)
+    watch.see(0, Event(a.cell, "cell", "done"))
+    assert "about 40 s left" in shown(watch, 120)[0]
+
+
 def test_looking_at_runs_elsewhere_ends_when_nothing_is_left(
     plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

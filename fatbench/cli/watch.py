@@ -45,7 +45,6 @@ class Watch:
         """
         self.what, self.lines, self.starts = title, lines, starts
         self.slots: list[str] = []
-        self.rounds_left: dict[str, float] = {}
         self.total = self.done = self.failed = 0
         self.labels: dict[str, str] = {}  # cell -> what it is
         self.shared = ""  # what all labels begin with, which a line leaves out
@@ -55,7 +54,7 @@ class Watch:
         self.errors: dict[str, str] = {}  # cell -> why it failed
         self.recent: deque[tuple[float, float]] = deque(maxlen=200)
         self.began = 0.0
-        self.rounds_done = 0.0
+        self.done_here = 0  # cells, by this run
         self.console = Console(stderr=True, markup=False)
         self.live = Live(console=self.console, refresh_per_second=4, get_renderable=self.render, transient=True)
 
@@ -69,9 +68,6 @@ class Watch:
     def begin(self, jobs: Sequence[Job], earlier_states: Mapping[str, str], slots: Sequence[str]) -> None:
         """Show what is about to run: its cells, how each of them stands, and who works on them."""
         self.slots, self.began = list(slots), time.monotonic()
-        self.rounds_left = {
-            job.cell: float(job.spec["algorithm"]["rounds"]) for job in jobs if earlier_states[job.cell] != "done"
-        }
         self.labels = {job.cell: job.label for job in jobs}
         self.shared = _shared_prefix([job.label for job in jobs])
         self.total = len(jobs)
@@ -97,8 +93,8 @@ class Watch:
             return
         if event.stage == "cell":
             self.done += event.kind == "done"
+            self.done_here += event.kind == "done"
             self.failed += event.kind == "failed"
-            self.rounds_left.pop(event.cell, None)
             self.at.pop(slot, None)
             if event.kind == "elsewhere" and self._prints_lines("cell"):
                 self._line(f"{event.cell} is being run by another process")
@@ -107,9 +103,6 @@ class Watch:
             return
         if event.images and event.stage == "train":  # an attack tells what it may need at most
             self.recent.append((current_time, event.images))
-        if event.kind == "progress" and event.stage == "train":
-            self.rounds_done += 1
-            self.rounds_left[event.cell] = float(event.total - event.round)
         if event.loss is not None or event.accuracy is not None:
             self.seen[event.cell] = (event.loss, event.accuracy)
         if event.kind in ("start", "progress"):
@@ -183,7 +176,7 @@ class Watch:
         speed = self._speed()
         counts = f"{self.done}/{self.total} cells"
         head_parts = [self.what, counts, *([f"{self.failed} failed"] if self.failed else []), f"{cells_left} left"]
-        head_parts += [self._time_left()] * bool(self._time_left()) + [f"{speed:,.0f} images/s"] * bool(speed)
+        head_parts += [*filter(None, [self._time_left()])] + [f"{speed:,.0f} images/s"] * bool(speed)
         while len("  ".join(head_parts)) > self.console.width and len(head_parts) > 2:
             head_parts.pop()
         head = Text("  ".join(head_parts), no_wrap=True, overflow="ellipsis")
@@ -244,12 +237,11 @@ class Watch:
         )
 
     def _time_left(self) -> str:
-        """Rounds left at the speed of this run so far."""
-        elapsed = time.monotonic() - self.began
-        rounds_left = sum(self.rounds_left.values())
-        if self.rounds_done < 2 or not rounds_left:
+        """For the cells left at the pace of those that this run has done; unknown until one is, attacks included."""
+        left = self.total - self.done - self.failed
+        if not self.done_here or not left:
             return ""
-        return f"about {duration(elapsed / self.rounds_done * rounds_left)} left"
+        return f"about {duration((time.monotonic() - self.began) / self.done_here * left)} left"
 
 
 ROOMY = 110  # letters from which a line has room for loss and accuracy

@@ -39,6 +39,9 @@ GPUS: dict[str, dict[str, float]] = {
     "l40s": {"fp32": 91.6e12, "tf32": 183e12, "bf16": 362e12},
     "a10": {"fp32": 31.2e12, "tf32": 62.5e12, "bf16": 125e12},
     "l4": {"fp32": 30.3e12, "tf32": 60e12, "bf16": 121e12},
+    "rtx5090": {"fp32": 104.8e12, "tf32": 104.8e12, "bf16": 209.5e12},
+    "rtx4090": {"fp32": 82.6e12, "tf32": 82.6e12, "bf16": 165.2e12},
+    "rtx3090": {"fp32": 35.6e12, "tf32": 35.6e12, "bf16": 71e12},
 }
 
 
@@ -53,7 +56,8 @@ def path_for(spec: Mapping[str, Any]) -> settings.LocalPath:
 
 def known_gpu(gpu: str) -> str | None:
     """The key in `GPUS` of a GPU that its driver calls "NVIDIA A100-SXM4-80GB": "a100". None: it is not there."""
-    return next((word for word in re.split(r"[\s-]", gpu.lower()) if word in GPUS), None)
+    words = re.split(r"[\s-]", gpu.lower().replace("rtx ", "rtx"))
+    return next((word for word in words if word in GPUS), None)
 
 
 def choices(

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 from fatbench import settings
 from fatbench.data import decoded
+from fatbench.data.catalogue import CATALOGUE
 from fatbench.data.own import load
 from fatbench.engine.splits import auxiliary_images, split
 from fatbench.errors import MachineError, NothingMatched, SpecError, Unavailable, did_you_mean
@@ -124,6 +125,10 @@ def run(jobs: Sequence[Job], watch: Observer, options: RunOptions) -> None:
     precision, path = settings.precision(options.precision, slots), settings.path(_path(options), slots)
     for file in sorted({file for job in jobs for file in plugins.files(job.spec, job.evaluations)}):
         watch.note(f"runs the plug-in {inputs.describe(plugins.version(file))} at {file}")  # a suite may have named it
+    trained = {job.spec["data"]["name"] for job in jobs if job.preset == "smoke"} & CATALOGUE.keys()
+    if trained:
+        titles = ", ".join(CATALOGUE[name].title for name in sorted(trained))
+        watch.note(f"trains on {titles}; labels name the data of the other presets")
     check_packages(jobs)
     local_cpu = options.executor == "local" and "cpu" in slots
     with settings.data_in(root):
