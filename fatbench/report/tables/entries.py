@@ -393,9 +393,8 @@ def _attacks(columns: Iterable[Column], cells_by_point: TablePoints) -> dict[str
 def _below_chance(cells: Sequence[Cell], stored: Stored) -> list[tuple[Cell, tuple[float, int, float]]]:
     """(cell, (natural accuracy, images, chance)) of the cells that have not learned, where chance is known."""
     own = {e.label for cell in cells for e in cell.evaluations if e.on and e.attack["name"] == "natural"}
-    of_each = [
-        own if cost.deploys(cell.spec) > 1 else () for cell in cells
-    ]  # a client's own model is for its own images
+    # a client's own model is for its own images
+    of_each = [own if own and cost.deploys(cell.spec) > 1 else () for cell in cells]
     pairs = zip(cells, of_each, strict=True)
     sources = [
         Source.parse(next((e.label for e in cell.evaluations if e.label in of), "natural")) for cell, of in pairs
