@@ -80,6 +80,7 @@ def test_every_block_of_a_page_is_run() -> None:
             return x
 
     needed = {
+        "README.md": {},
         "docs/evaluate.md": {"Net": Net, "prepare": lambda x: x + 1},
         "docs/functions.md": {"mine": lambda updates, context, *, top: None},
     }
