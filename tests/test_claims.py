@@ -620,7 +620,7 @@ def test_what_federation_costs() -> None:
     of_clients = {5 * n for n in (500, 2000)}  # local only has each image for five networks
     assert images["autoattack"] - of_clients == {500} and images["pgd20"] - of_clients == {2000}
     looks = "This is the third look at these comparisons" in text and "radius was chosen by a pilot" in text
-    assert looks and "The task was made hard by a pilot" in front
+    assert looks and "We chose a hard task by a pilot run" in front
     first, second = (p(corrections[name, "autoattack"]) for name in ("CalFAT", "FedTRADES"))
     assert f"not shown to differ from FAT: {other[0]} and {other[1]}, p {first} and {second} after Holm." in text
     gain = f"CalFAT gains {show(100 * unattacked.mean)} points ({interval(unattacked)})"
