@@ -161,6 +161,10 @@ def test_a_cell_says_it_in_its_identity_only_where_it_does() -> None:
     ("changes", "message"),
     [
         ({"availability": {"late": {4: 1}}}, "availability: late: no client 4: the 4 clients count from 0"),
+        (
+            {"availability": {"late": {3: 1}}, "unseen": 1},
+            "availability: late: no client 3: the 3 clients that train count from 0",
+        ),
         ({"availability": {"late": 3}}, "expected clients and a round of each, such as {3: 5}, got 3"),
         ({"availability": {"drop": 1.5}}, "drop: should be less than or equal to 1"),
         (

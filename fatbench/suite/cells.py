@@ -227,9 +227,10 @@ def _check_against_data(spec: calls.Call, location: str) -> None:
 
 def _refuse_availability(spec: Mapping[str, Any], location: str) -> None:
     """SpecError if a client that comes late does not exist, or the algorithm needs all clients in every round."""
-    clients, late = spec["partition"].get("clients"), client_rounds(spec["availability"]["late"])
+    clients, late = facts.trained_clients(spec), client_rounds(spec["availability"]["late"])
     if clients and late and max(late) >= clients:
-        raise SpecError(f"{location}: late: no client {max(late)}: the {clients} clients count from 0")
+        train = "clients that train" if spec["unseen"] else "clients"
+        raise SpecError(f"{location}: late: no client {max(late)}: the {clients} {train} count from 0")
     algorithm = spec["algorithm"]
     while algorithm.wrapped_call is not None:
         algorithm = algorithm.wrapped_call
