@@ -110,7 +110,45 @@ def test_what_may_not_be_tuned(tune: dict[str, Any], problem: str) -> None:
 def test_trials_that_would_be_refused(tmp_path: Path, old: str, new: str, problem: str) -> None:
     (tmp_path / "tuned.yaml").write_text(SUITE.replace(old, new))
     with pytest.raises(SpecError, match=problem):
-        tuning.demand_validation(files.load(str(tmp_path / "tuned-trials.yaml")).plan().cells)
+        tuning.demand_validation(files.load(str(tmp_path / "tuned-trials.yaml")).plan().cells, tmp_path / "tuned.yaml")
+
+
+@pytest.mark.parametrize(
+    "old, new, problem",
+    [
+        ("seeds: [100]}", "seeds: [0]}", "tuned.yaml:20: seeds: seed 0 is also one of preset paper"),
+        ("  validation: 40\n", "", "tuned.yaml: FedAvg, lr=0.05: tuning needs images"),
+        ("algorithm.local.lr: [", "algorithm.local.rate: [", "tuned.yaml: rate: 'local' has no setting 'rate'"),
+    ],
+)
+def test_check_reads_the_trials_too(tmp_path: Path, run: Callable[..., Any], old: str, new: str, problem: str) -> None:
+    (tmp_path / "tuned.yaml").write_text(SUITE.replace(old, new))
+    code, _, said = run("check", str(tmp_path / "tuned.yaml"))
+    assert code == 2 and problem in said
+
+
+def test_a_trial_trains_without_the_clients_that_never_train(tmp_path: Path) -> None:
+    (tmp_path / "tuned.yaml").write_text(SUITE.replace("evaluate: {", "evaluate: {unseen: 1, "))
+    suite = files.load(str(tmp_path / "tuned.yaml"))
+    assert {c.spec["unseen"] for c in [*suite.plan().cells, *suite.trials().plan().cells]} == {1}
+
+
+@pytest.mark.parametrize(
+    "values, at_edge",
+    [
+        ([0.02, 0.01, 0.05], [0.01, 0.05]),
+        (["1/50", 0.01, "1/20"], [0.01, "1/20"]),
+        ([1, 2], []),
+        (["a", "b", "c"], []),
+        ([{"name": "a"}, {"name": "b"}, {"name": "c"}], []),
+    ],
+)
+def test_the_edge_of_a_list_is_its_least_and_its_largest_number(values: list[Any], at_edge: list[Any]) -> None:
+    """The first value stands first because it is the default, wherever it lies."""
+    tune = tune_of(settings={LR: values})
+    for label, value in zip(tuning.settings_by_label(tune), values, strict=True):
+        said = tuning.sentence(tune, {"rows": [{"when": {"method": "A"}, "trial": label}]})
+        assert ("at the edge" in said) == (value in at_edge)
 
 
 def test_trials_are_cells_that_never_see_the_test_images(tmp_path: Path) -> None:
@@ -122,7 +160,11 @@ def test_trials_are_cells_that_never_see_the_test_images(tmp_path: Path) -> None
         ("lr=0.05", 100, 0.05), ("lr=1000000.0", 100, 1e6),
     ]  # fmt: skip
     assert all(c.spec["test"] == 1 and not c.evaluations for c in plan.cells)
-    assert suite.plan().untuned == "fatbench run tuned --preset paper --tune"
+    assert suite.plan().untuned == f"fatbench run {tmp_path / 'tuned.yaml'} --preset paper --tune"
+    assert (
+        tuning.command("fat-tuned+train=6", files.locate("fat-tuned"), "p")
+        == "fatbench run fat-tuned+train=6 --preset p"
+    )
     with pytest.raises(SpecError, match="has no section 'tune'"):
         files.load("sfat-cifar10").trials()
 

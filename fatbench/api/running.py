@@ -143,7 +143,7 @@ def run(
         suite_plan = chosen_suite.plan(preset, seed_list(seeds), filter_text(where), names(attacks))
         report.check(chosen_suite, suite_plan)
         if tune:
-            demand_validation(suite_plan.cells)
+            demand_validation(suite_plan.cells, chosen_suite.file)
     lines, has_failures = Lines(f"suite {suite_plan.suite}, preset {suite_plan.preset}", quiet), False
     try:
         cells = [cell.id for cell in suite_plan.to_run()]

@@ -97,6 +97,7 @@ def _suites(names: list[str], format: str, result: dict[str, Any]) -> int:
     from fatbench import report
     from fatbench.runner.versions import explain
     from fatbench.suite.files import load
+    from fatbench.suite.tuning import demand_validation
 
     rows: list[dict[str, Any]] = []
     for name in names:
@@ -106,6 +107,9 @@ def _suites(names: list[str], format: str, result: dict[str, Any]) -> int:
             for plan in plans:
                 report.check(suite, plan)
             report.check_headings(suite, plans)
+            if suite.contents.tune is not None:
+                for plan in plans:
+                    demand_validation(suite.trials().plan(plan.preset).cells, suite.file)
         except FatbenchError as error:
             said = explain(error).at_terminal()
             rows.append({"file": name, "ok": False, "error": said})

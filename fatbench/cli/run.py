@@ -73,7 +73,7 @@ def run(
         name = tuning.name_of_trials(target[0]) if tune else target[0]
         suite, plan = plan_of(name, preset, where, seeds, attack, override)
         if tune:
-            tuning.demand_validation(plan.cells)
+            tuning.demand_validation(plan.cells, suite.file)
         cells = [cell.id for cell in plan.to_run()]
         mark = partial(cell_labels.mark_current, suite, plan.preset)
         judged = nullcontext() if dry_run else sql_tables.judged(None, cells, mark)
@@ -89,4 +89,5 @@ def run(
             tuned = files.load(files.name_with_settings(target[0], override))
             with Store.open(settings.database(None)) as store:
                 file = write_choices(tuned, plan.preset, store)
-            print(f"fatbench: wrote {file}; fatbench run {tuned.name} --preset {plan.preset} compares", file=sys.stderr)
+            compares = tuning.command(tuned.name, tuned.file, plan.preset)
+            print(f"fatbench: wrote {file}; {compares} compares", file=sys.stderr)

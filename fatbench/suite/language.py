@@ -181,7 +181,7 @@ class Expansion:
         self.tuned = self.untuned = ""
         if (tune := self.contents.tune) is None:
             return
-        command = f"fatbench run {self.suite.name} --preset {self.name} --tune"
+        command = tuning.command(self.suite.name, self.suite.file, self.name, " --tune")
         file = tuning.tuned_file(self.suite.name, self.name, self.suite.file.parent)
         if not file.is_file():
             self.untuned = command

@@ -15,14 +15,17 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fatbench.errors import SpecError, did_you_mean
+from fatbench.suite import folders
 from fatbench.suite.cells import Cell, digest
 from fatbench.suite.model import Key, Override, Tune
 from fatbench.suite.trees import Tree, merge
+from fatbench.suite.types import number
 
 if TYPE_CHECKING:
     from fatbench.suite.tables import Contents
@@ -65,7 +68,8 @@ def trials(contents: Contents, tree: Tree) -> Tree:
         if shared := sorted({*tune.seeds} & {*(preset.seeds or contents.seeds)}):
             problem = f"seed {shared[0]} is also one of preset {name}: tune with others"
             raise SpecError(problem).below("seeds").below("tune")
-        attacks = merge(tree.get("evaluate") or {}, preset.evaluate).get("attacks") or {}
+        evaluate = merge(tree.get("evaluate") or {}, preset.evaluate)
+        attacks = evaluate.get("attacks") or {}
         monitor = {"name": "natural"} if tune.by == "natural" else attacks.get(tune.by)
         if not isinstance(monitor, dict) or any(isinstance(value, list) for value in monitor.values()):
             hint = "" if tune.by in attacks else did_you_mean(tune.by, attacks)
@@ -77,6 +81,7 @@ def trials(contents: Contents, tree: Tree) -> Tree:
         presets[name] = {
             **{key: written[key] for key in ("note", "base", "set") if key in written},
             "axes": {**kept, **tune.worst_over},
+            "evaluate": {key: evaluate[key] for key in ("unseen",) if key in evaluate},  # who trains
             "include": [{**item, AXIS: labels} for item in preset.include],
             "overrides": [*(written.get("overrides") or ()), {"set": asked}, *of_trials],
         }
@@ -107,6 +112,14 @@ def trials(contents: Contents, tree: Tree) -> Tree:
     }
 
 
+def command(name: str, file: Path, preset: str, what: str = "") -> str:
+    """The command that runs a suite, by its file where no name leads to it."""
+    base, *settings = name.split("+", 1)
+    known = folders.available().get(base) or folders.own_files().get(base)
+    word = base if known is not None and Path(known).resolve() == file.resolve() else str(file)
+    return f"fatbench run {shlex.quote('+'.join([word, *settings]))} --preset {preset}{what}"
+
+
 def name_of_trials(suite: str) -> str:
     """The name, or the file, of a suite's trials: "fat-tuned-trials+train=60", "mine-trials.yaml"."""
     base, plus, settings = suite.partition("+")
@@ -119,12 +132,12 @@ def metric(tune: Tune) -> str:
     return "val_natural" if tune.by == "natural" else "val_monitor"
 
 
-def demand_validation(cells: Iterable[Cell]) -> None:
+def demand_validation(cells: Iterable[Cell], file: Path) -> None:
     """SpecError for a trial without validation images."""
     for cell in cells:
         if not cell.spec["validation"]:
             labels = ", ".join(cell.key.values())
-            raise SpecError(f"{labels}: tuning needs images that no client has: set 'validation: N'")
+            raise SpecError(f"{file}: {labels}: tuning needs images that no client has: set 'validation: N'")
 
 
 # --- the choices ----------------------------------------------------------------------------------------------------
@@ -183,16 +196,22 @@ def _labels(key: Key) -> dict[str, list[str]]:
     return {axis: [str(label)] for axis, label in key.items()}
 
 
+def _edges(values: Sequence[Any]) -> list[Any]:
+    """The least and the largest of three numbers or more, in whichever order they stand; words have none."""
+    numbers = [number(value) for value in values]
+    if len(values) < 3 or not all(isinstance(one, int | float) for one in numbers):
+        return []
+    return [values[numbers.index(min(numbers))], values[numbers.index(max(numbers))]]
+
+
 def sentence(tune: Tune, tuned: Tree) -> str:
     """What was tried and chosen, for the notes of a table."""
     tried = ", ".join(f"{path.removeprefix('algorithm.')} {values}" for path, values in tune.settings.items())
+    by_label = dict(zip(settings_by_label(tune), itertools.product(*tune.settings.values()), strict=True))
     chosen = []
     for row in tuned["rows"]:
-        settings = dict(zip(tune.settings, str(row["trial"]).split(), strict=True))
-        at_edge = any(
-            len(values) > 2 and settings[path].partition("=")[2] in (str(values[0]), str(values[-1]))
-            for path, values in tune.settings.items()
-        )
+        values = by_label[row["trial"]]
+        at_edge = any(one in _edges(listed) for one, listed in zip(values, tune.settings.values(), strict=True))
         edge = " (at the edge of the grid)" if at_edge else ""
         chosen.append(f"{', '.join(row['when'].values()) or 'all rows'}: {row['trial']}{edge}")
     cases = sum(1 for _ in itertools.product(*tune.worst_over.values()))
