@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -16,6 +17,8 @@ from fatbench.engine.optimizers import ServerTraining
 from fatbench.engine.rounds import Cost, Problem, Round, State, Stats, Update
 from fatbench.errors import SpecError
 from fatbench.methods.algorithms.fedgkt import fedgkt
+from fatbench.methods.algorithms.fedsgd import epoch_batches, fedsgd
+from fatbench.methods.defences import DEFENCES
 from fatbench.methods.exposure import component, exposure
 from fatbench.methods.intervals import clopper_pearson, student, verdict, wilson
 from fatbench.methods.inversions import INVERSIONS, image_measures
@@ -160,6 +163,24 @@ def test_an_update_is_attacked_as_it_is_sent() -> None:
     withheld = [Update(k, 1, u.model, STATS, sent=frozenset({"1.weight"})) for k, u in enumerate(updates)]
     with pytest.raises(ValueError, match=r"1\.bias is not sent"):
         shown(on, withheld, {}, inversion=matching)
+
+
+def test_of_a_gradient_the_images_of_its_batch_are_named() -> None:
+    """The batch is the last image of each shard, which is none of the first `targets`; the third client pauses."""
+    net = softmax(blobs(1, 1))
+    on = problem(net)
+    one_step = functools.partial(
+        fedsgd, rounds=1, batch=1, lr=0.1, objective=standard, defence=DEFENCES["none"], steps=1
+    )
+    (done,) = one_step(on, State(0, state_of(net)))
+    behind = [epoch_batches(on, k, 0, 1)[0] for k in range(3)]
+    assert [update.batch.tolist() for update in done.updates] == [indices.tolist() for indices in behind]
+    assert all(behind[k] not in on.shards[k][:1] for k in range(3))
+    sent = [replace(done.updates[0], stats=STATS), done.updates[1], Update(2, 1, {}, STATS)]
+    matching = functools.partial(INVERSIONS["matching"], steps=80, tv=0.0)
+    found = shown(on, sent, {}, inversion=matching, targets=1)
+    assert found["exposed_update"] == 1 and set(found["exposed_update_client"]) == {0, 1}
+    assert found == shown(on, sent, {}, inversion=matching, targets=4)  # of a batch of one, with Wilson's interval
 
 
 def test_intervals() -> None:

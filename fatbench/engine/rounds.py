@@ -87,6 +87,7 @@ class Update:
     refused: int = 0  # uploads of the round that were not finite, and that the server left out
     passes: Passes | None = None  # of an image that it trained on
     sent: frozenset[str] | None = None  # names of the tensors that it uploads (None: all); the server sees theta^t else
+    batch: Tensor | None = None  # what measures alone see: the positions of a gradient's images in problem.images
 
     @property
     def upload(self) -> Tensors:

@@ -59,6 +59,7 @@ def exposure(
 ) -> Metrics:
     """The share of a client's first `targets` images that the server names first among the candidates, by attacker.
 
+    Of a gradient (FedSGD), the images are those of its batch; a client that sends nothing in the last step is left out.
     `attackers` of features, `inversion` of updates and gradients; the latter restores the labels. `local`: what the
     attacker knows of the client's training. The first `clients` of the round are attacked, without `server_client`.
     Decoders train `steps` steps with `width` channels on `surrogate_images` test images. Candidates are the first
@@ -70,8 +71,12 @@ def exposure(
 
     Source: ours; Tao et al. 2022, section 6, ask for the comparison.
     """
-    attacked = [update for update in result.updates if update.client != server_client][:clients]
-    rows = [problem.shards[update.client][:targets] for update in attacked]
+    behind = [(u, problem.shards[u.client] if u.batch is None else u.batch) for u in result.updates
+              if (u.upload or u.extra) and u.client != server_client]  # fmt: skip
+    attacked = [update for update, of_upload in behind if len(of_upload)][:clients]
+    rows = [of_upload[:targets] for _, of_upload in behind if len(of_upload)][:clients]
+    if not attacked:  # chance drew nobody's image
+        return {}
     first = torch.arange(min(candidates, len(problem.images))).to(rows[0])
     gallery_indices = torch.unique(torch.cat([*rows, first]))
     pictures = [problem.images[gallery_indices], images[: candidates - len(first)]]
@@ -120,10 +125,11 @@ def exposure(
     for name, of_clients in named.items():
         shares = [float(hit.double().mean()) for hit, _ in of_clients]
         mean, half = sum(shares) / len(shares), student(shares)
-        limits = wilson(sum(shares), len(shares)) if targets == 1 else (max(0.0, mean - half), min(1.0, mean + half))
+        of_one = all(len(of_client) == 1 for of_client in rows)
+        limits = wilson(sum(shares), len(shares)) if of_one else (max(0.0, mean - half), min(1.0, mean + half))
         metrics |= {f"exposed_{name}": mean, f"exposed_{name}_client": dict(zip(numbers, shares, strict=True))}
         metrics[f"exposed_{name}_chance"] = 1 - (1 - 1 / len(gallery)) ** max(count for _, count in of_clients)
-        if len(shares) > 1 or targets == 1:
+        if len(shares) > 1 or of_one:
             metrics |= {f"exposed_{name}_low": limits[0], f"exposed_{name}_high": limits[1]}
     return metrics
 
@@ -179,7 +185,8 @@ def observation(
     """
     model, weights = problem.model, result.broadcast
     if "gradient" in update.extra:
-        gradient, buffers, count = update.extra["gradient"], {}, round(update.n / update.stats.steps)
+        gradient, buffers = update.extra["gradient"], {}
+        count = round(update.n / update.stats.steps) if update.batch is None else len(update.batch)
     else:
         sent, count = update.upload, update.n
         gradient = {name: weights[name] - sent[name] for name in trainable(model) if name in sent}

@@ -129,10 +129,9 @@ def fedsgd(
             rounds_moved[name] = old_count + moved_entries
         histogram = torch.stack([torch.bincount(r.flatten().long(), minlength=t + 2) for r in rounds_moved.values()])
         histogram = histogram.sum(0)
-        last_extra = {upload.client: upload.extra for upload in uploads}  # a client that pauses sends nothing
+        last = {upload.client: upload for upload in uploads}  # a client that pauses sends nothing
         updates = [
-            _with_stats(k, torch.stack(batch_sums_list), last_extra.get(k, {}))
-            for k, batch_sums_list in sorted(sums.items())
+            _with_stats(k, torch.stack(batch_sums_list), last.get(k)) for k, batch_sums_list in sorted(sums.items())
         ]
         fraction = histogram.double() / histogram.sum()
         numbers: Metrics = {
@@ -151,7 +150,7 @@ def fedsgd(
             t + 1, theta, {"optimizer": packed(_split_moments(moments, theta, names), names), "rounds": rounds_moved}
         )
         yield Round(t, sent_weights, updates, mixing, next_state, cost, metrics=numbers)
-        del uploads, updates, last_extra  # frees the memory before the next round needs as much
+        del uploads, updates, last  # frees the memory before the next round needs as much
         state = next_state
 
 
@@ -258,7 +257,8 @@ def _upload(
     wire: Memory = {"gradient": sent_gradient}
     if count == "mask" and mask is not None:
         wire["mask"] = mask
-    return Update(k, len(indices), {}, Stats(0.0, 0.0, 0.0, 1, 1.0, 1), wire), loss.detach(), hits.sum()
+    upload = Update(k, len(indices), {}, Stats(0.0, 0.0, 0.0, 1, 1.0, 1), wire, batch=indices)
+    return upload, loss.detach(), hits.sum()
 
 
 def _server_step(
@@ -333,11 +333,13 @@ def _add(cost: Cost, uploads: list[Update], sent_weights: Tensors, names: list[s
     )
 
 
-def _with_stats(k: int, sums: Tensor, wire: Memory) -> Update:
+def _with_stats(k: int, sums: Tensor, last: Update | None) -> Update:
     """What client k sent in the last step, with statistics of the round from `sums` (steps, 3): loss, correct, n."""
     loss, correct, n = sums.double().sum(0).tolist()
     steps = len(sums)
-    return Update(k, int(n), {}, Stats(loss / n, loss / steps, correct / n, steps, float(steps), steps), wire)
+    stats = Stats(loss / n, loss / steps, correct / n, steps, float(steps), steps)
+    wire, batch = ({}, None) if last is None else (last.extra, last.batch)
+    return Update(k, int(n), {}, stats, wire, batch=batch)
 
 
 def gradients_alone(cell: Facts) -> str | None:
