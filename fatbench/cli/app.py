@@ -64,8 +64,8 @@ Plugin = Annotated[
 Config = Annotated[
     Many, Option("-c", "--config", metavar="KEY=VALUE", help="A key of fatbench.toml, for this call: run.jobs=2.")
 ]
-Quiet = Annotated[bool, Option("-q", "--quiet", help="On stderr only what fails.")]
-Verbose = Annotated[bool, Option("-v", "--verbose", help="On stderr a line for every round and attack.")]
+Quiet = Annotated[bool, Option("-q", "--quiet", help="Print only failures on stderr.")]
+Verbose = Annotated[bool, Option("-v", "--verbose", help="Print a line for every round and attack on stderr.")]
 Color = Annotated[str | None, Option("--color", metavar="WHEN", help="auto, always or never.")]
 Smoke = Annotated[bool, Option("--smoke", hidden=True, help="Short for --preset smoke.")]
 Version = Annotated[bool, Option("-V", "--version", help="Print the version and exit.", is_eager=True)]

@@ -35,7 +35,7 @@ def audit(
     ] = None,
     format: Annotated[str, formats(*FORMATS)] = "text",
 ) -> None:
-    """Ask a printed table what it can bear: constants, order of attacks, decimals, leads. Trains nothing.
+    """Ask what a printed table can bear: impossible decimals, weak attacks, small leads. Trains nothing.
 
     Example: fatbench audit paper.csv --baseline FedAvg --radius 8/255
     """

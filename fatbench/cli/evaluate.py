@@ -66,9 +66,9 @@ def evaluate(
 ) -> None:  # fmt: skip
     """Attack a saved model: a run's checkpoint, or one trained elsewhere.
 
-    --model takes outputs (logits, probabilities, sigmoid), channels (rgb, bgr), size (images are resized to it) and
-    entry (a state of a file with several), too: {name: timm/resnet18, size: 224}. --images N takes the first N test
-    images; --like takes images and attacks of a suite's cells.
+    --model '{name: timm/resnet18, size: 224}' resizes images to 224. Besides size, it takes outputs (logits,
+    probabilities, sigmoid), channels (rgb, bgr) and entry (which state, if the file has several). --images N takes the
+    first N test images; --like takes images and attacks of a suite's cells.
 
     Example: fatbench evaluate net.pt --model net.py:Net --dataset cifar10 --eps 8/255 --images 1000
     """

@@ -27,7 +27,7 @@ preset: a size of a suite: paper is full, quick is minutes to hours on a GPU, sm
 cell: one experiment: data, partition, model, method, seed; trained once
 stage: a part of a cell: its training, or one attack on its model
 replicate: another run of the same cell
-doubt: an automatic check found a reason to distrust this number
+doubt: a reason to distrust this number, found by an automatic check
 comparison group: numbers that may be compared: same data, split and attack"""
 
 

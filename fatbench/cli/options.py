@@ -113,7 +113,7 @@ Override = Annotated[
 Attacks = Annotated[
     list[str] | None,
     Option(
-        "--attack", metavar="LIST", help="fgsm,pgd20; or {name: pgd, eps: 8/255}; repeatable.",
+        "--attack", metavar="LIST", help="Attacks: fgsm,pgd20; or {name: pgd, eps: 8/255}; repeatable.",
         autocompletion=one_of("fgsm", "pgd20", "cw", "autoattack", "fgsm,pgd20,cw,autoattack"),
     ),
 ]  # fmt: skip
@@ -135,7 +135,7 @@ WIDTHS = ("article", "llncs", "neurips", "ieee", "acm", "beamer", "column", "tex
 PageWidth = Annotated[
     str | None,
     Option(
-        "--width", metavar="WIDTH", help=f"Made for a page: {', '.join(WIDTHS)}, or points.",
+        "--width", metavar="WIDTH", help=f"Fit a page: {', '.join(WIDTHS)}, or points.",
         autocompletion=one_of(*WIDTHS),
     ),
 ]  # fmt: skip
@@ -164,7 +164,7 @@ Std = Annotated[str | None, Option("--std", metavar="LIST", help="Standard devia
 Images = Annotated[int | None, Option("--images", metavar="N", min=1, help="Number of images.")]
 Classes = Annotated[int, Option("--classes", metavar="N", min=2, help="Number of classes.")]
 Like = Annotated[
-    str | None, Option("--like", metavar="NAME", help="Go by this suite.", autocompletion=completing.suites)
+    str | None, Option("--like", metavar="NAME", help="A suite to go by.", autocompletion=completing.suites)
 ]
 Output = Annotated[Path | None, Option("-o", "--output", metavar="PATH", help="File or folder to write; - is stdout.")]
 OutputFolder = Annotated[

@@ -134,7 +134,7 @@ def report(
     by: opt.By = None,
     metric: opt.Metric = None,
     sort: Annotated[
-        str | None, Option("--sort", metavar="METRIC", help="Rows with the best of this heading or metric first.")
+        str | None, Option("--sort", metavar="METRIC", help="Sort rows by this heading or metric, the best first.")
     ] = None,
     differences: Annotated[
         bool,
@@ -193,7 +193,9 @@ def plot(
     figure: Annotated[
         str | None,
         Option(
-            "--figure", metavar="ID", help="One figure; forest: methods against the baseline; a table: its heat map."
+            "--figure",
+            metavar="ID",
+            help="A figure's id; forest: methods against the baseline; a table's id: its heat map.",
         ),
     ] = None,
     x: Annotated[
@@ -206,9 +208,9 @@ def plot(
     format: Annotated[str | None, formats(*DRAWN)] = None,
     output: opt.OutputFolder = None,
 ) -> None:
-    """Draw the figures of suites, the curves of a cell, or your own; print the files.
+    """Draw the figures of suites, the curves of a cell, or your own; print where they are.
 
-    With --width a figure is for a paper: without notes, its caption in a text file beside it. --format csv has the
+    --width makes a figure for a paper: without notes, with its caption in a text file. --format csv has the
     numbers. Files go to results/figures if -o names no folder.
 
     Example: fatbench plot fat-baselines --x round --metric pgd20 --by method

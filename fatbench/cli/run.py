@@ -37,11 +37,10 @@ def run(
     precision: opt.Precision = None,
     rerun: Annotated[
         str | None,
-        Option("--rerun", metavar="WHICH", help="Run again: failed, changed; a cell changes with its data or plug-in."),
+        Option("--rerun", metavar="WHICH", help="Run cells again: failed, or changed (their data or plug-in did)."),
     ] = None,
     tune: Annotated[
-        bool,
-        Option("--tune", help="Run what the suite's rows try before they are compared, and write what each chooses."),
+        bool, Option("--tune", help="Let each row try the suite's values first, and write what it chooses.")
     ] = False,
     dry_run: opt.DryRun = False,
 ) -> None:
