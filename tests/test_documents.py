@@ -95,7 +95,7 @@ def test_every_command_that_is_named_in_a_sentence_or_a_recipe_is_one(file: Path
 
 
 def test_images_are_small_and_name_their_command() -> None:
-    """The page about results has four beside the commands that made them; a figure of a result leads the README."""
+    """The page about results has four beside the commands that made them."""
     text = (DOCS / "review.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| !\[[^\]]+\]\(([^)]+)\) \| `fatbench ([^`]+)` \|$", text, re.MULTILINE)
     assert len(rows) == 4 == text.count("![")

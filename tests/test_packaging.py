@@ -309,7 +309,7 @@ def test_what_a_package_index_shows_leads_somewhere(wheel: Path) -> None:
     files = [link.split("/", 2)[2] for link in own if link.startswith(("blob/", "raw/"))]
     assert files and all((ROOT / file).exists() for file in files)
     assert {link.split("/")[1] for link in own if not link.startswith("actions/")} == {at}
-    assert f"]({repository}/raw/{at}/results/figures/fat-bounds-forest-fmnist25.png)" in described
+    assert f"]({repository}/blob/{at}/results/bounds.md)" in described
 
 
 def test_the_placeholder_of_the_repository_is_one_and_is_filled_in_by_the_release() -> None:
