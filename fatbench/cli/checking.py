@@ -38,8 +38,8 @@ def check(
 ) -> None:  # fmt: skip
     """Check suites, plug-ins, exported results, or the database.
 
-    Of a suite every preset is planned, and nothing runs; of a plug-in every function is called and must keep its
-    properties; of the database schema, digests, accuracies and doubts are checked.
+    It plans every preset of a suite and runs nothing; calls every function of a plug-in, which must keep its
+    properties; checks schema, digests, accuracies and doubts of a database.
 
     Example: fatbench check my_rule.py my_rule.yaml
     """

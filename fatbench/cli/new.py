@@ -73,14 +73,13 @@ def new(
         str | None,
         Option(
             "--beside", metavar="SUITE|FILE", autocompletion=completing.suites,
-            help="Add it to the rows of this suite, or exported file; numbers of them are imported.",
+            help="Put it beside the rows of this suite, or exported file; imports their numbers.",
         ),
     ] = None,
 ) -> None:  # fmt: skip
     """Write a small working file NAME.py, and a suite NAME.yaml to run it.
 
-    The suite compares it with FAT and SFAT, or with the rows of a suite of ours. Of the kind suite, only the suite is
-    written.
+    The suite compares it with FAT and SFAT, or with the rows of a suite of ours. KIND suite writes only the suite.
 
     Example: fatbench new aggregator my_rule --beside fat-baselines
     """

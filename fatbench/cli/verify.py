@@ -43,7 +43,7 @@ def verify(
 ) -> None:  # fmt: skip
     """Run a few cells of exported results again; exit 0 if they agree.
 
-    Every finished number of these cells must agree. With -k, all cells of FILE that match are run: -k cell=ID.
+    Every finished number of these cells must agree. -k runs all cells of FILE that match: -k cell=ID.
 
     Example: fatbench verify results.jsonl --sample 2 -n
     """
