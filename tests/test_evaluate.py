@@ -550,6 +550,14 @@ def test_a_task_like_a_suite_s_cells() -> None:
             evaluate_external.task_like(replace(plan, cells=[*plan.cells, cell]))
 
 
+def test_a_model_without_clients_is_not_attacked_on_clients_own_images() -> None:
+    plan = files.load("fat-personal").plan("smoke")
+    assert [one.label for one in evaluate_external.task_like(plan).evaluations] == ["natural", "pgd20"]
+    on_clients = [replace(cell, evaluations=tuple(one for one in cell.evaluations if one.on)) for cell in plan.cells]
+    with pytest.raises(SpecError, match="all its attacks are on the clients' own images"):
+        evaluate_external.task_like(replace(plan, cells=on_clients))
+
+
 # --- the whole way ------------------------------------------------------------------------------------------------
 
 

@@ -14,6 +14,7 @@ import pytest
 import torch
 from crew import fork_server, numbers
 
+import fatbench
 from fatbench.engine.accuracy import accuracy, attack_in_chunks, unpacked
 from fatbench.engine.rounds import Problem
 from fatbench.engine.setup import Runtime, setup
@@ -312,6 +313,23 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[files.Suite, Mac
         for job in jobs_of(suite.plan()):
             assert work(job, place(folder), store) == "done"
     return suite, place(folder)
+
+
+def test_outcomes_are_those_of_clients_one_after_the_other(measured) -> None:
+    """They were all False; with an unseen client of as many images, they passed for those of several models."""
+    suite, machine = measured
+    rights = fatbench.outcomes(suite, "own_fgsm", seeds=1, db=str(machine.db))
+    assert rights.index.names == ["method", "seed"]
+    rows = fatbench.results(suite, clients=True, db=str(machine.db))
+    rows = rows[(rows["seed"] == 1) & rows["stage"].str.startswith("own_fgsm") & (rows["client"] >= 0)]
+    for (method, _), right in zip(rights.index, rights.to_numpy(), strict=True):
+        of_method = rows[(rows["method"] == method) & rows["metric"].isin(["own_fgsm", "unseen_accuracy"])].sort_values("client")
+        ends = of_method["n"].cumsum().tolist()
+        assert len(right) == ends[-1] and right.any()
+        shares = [part.mean() for part in numpy.split(right, ends[:-1])]
+        assert shares == pytest.approx(of_method["value"].tolist())
+    with pytest.raises(SpecError, match="'own_fgsm' is on clients' own images, which differ between these cells"):
+        fatbench.outcomes(suite, "own_fgsm", db=str(machine.db))
 
 
 @pytest.mark.parametrize(("stage", "call"), [("own_natural", 1), ("own_fgsm", 4)])

@@ -34,6 +34,8 @@ from fatbench.report.figures.series import Plot
 from fatbench.report.numbers import shown_runs
 from fatbench.report.numbers.long import frame
 from fatbench.report.numbers.statistics import bits_array
+from fatbench.report.numbers.stored import outcomes as outcomes_of
+from fatbench.report.numbers.stored import own_images_of
 from fatbench.report.pairs import label, measured_numbers
 from fatbench.report.site.pages import Part
 from fatbench.report.tables import external_suite as reporting_evaluated
@@ -320,6 +322,7 @@ def outcomes(
     """Whether each test image is classified right under an attack: a row for each cell, a column for each image, bool.
 
     The index has the seed and the labels in which cells differ; also "deployed", where a cell deploys several models.
+    Clients' own images come one client after the other, and must be the same in all cells.
     The other arguments as of `table`.
     SpecError: there is no evaluation named `attack`; NothingMatched: no outcomes are stored.
     """
@@ -328,19 +331,32 @@ def outcomes(
         _, plan = plan_read(suite, preset, seeds, where, store)
         store = existing_store(store, db)
         numbers_by_cell = measured_numbers(store, {cell.id for cell in plan.cells}, select)
+        own = own_images_of(numbers_by_cell, store)
+        read_outcomes = outcomes_of(numbers_by_cell, store)
+        for cell_of_clients, stage in own:  # before the database is closed
+            read_outcomes(cell_of_clients, stage)
     labels = {label(evaluation) for one_cell in numbers_by_cell.values() for evaluation in one_cell}
     if labels and attack not in labels:
         raise SpecError(f"attack: nothing is measured as '{attack}'{did_you_mean_metric(attack, labels)}")
     varied = [axis for axis in plan.cells[0].key if len({cell.key.get(axis) for cell in plan.cells}) > 1]
     rows: dict[tuple[Any, ...], Any] = {}
+    images_of_clients: set[str] = set()
     for cell in plan.cells:
         for evaluation, number in numbers_by_cell[cell.id].items():
             if label(evaluation) == attack and number.outcomes is not None:
-                bits = bits_array(number.outcomes).reshape(-1, number.n)
+                if of_clients := own.get((cell.id, number.stage)):
+                    images_of_clients.add(of_clients.images)
+                    bits = bits_array(read_outcomes(cell.id, number.stage)).reshape(1, -1)
+                else:
+                    bits = bits_array(number.outcomes).reshape(-1, number.n)
                 for model, image in enumerate(bits):
                     rows.setdefault((*(cell.key.get(axis, "") for axis in varied), cell.spec["seed"], model), image)
     if not rows:
         raise NothingMatched(f"no outcomes of '{attack}' are stored of '{plan.suite}', preset '{plan.preset}'")
+    if len(images_of_clients) > 1:
+        raise SpecError(
+            f"attack: '{attack}' is on clients' own images, which differ between these cells: name one seed"
+        )
     images = max(len(row) for row in rows.values())
     if any(len(row) != images for row in rows.values()):
         raise SpecError("the cells were evaluated on other numbers of images: choose some with where")

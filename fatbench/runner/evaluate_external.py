@@ -62,8 +62,9 @@ class ExternalModel:
 def task_like(plan: Plan, dataset: str | None = None) -> EvaluationTask:
     """The images and attacks of a suite's cells, so that a model can be compared with them.
 
-    Attacks that only some of the cells face are included. Transfer attacks between the suite's cells are left out.
-    SpecError: cells differ in images or attacks; choose some with a filter or with the name of a data set.
+    Attacks that only some of the cells face are included. Transfer attacks between the suite's cells are left out, and
+    attacks on the clients' own images: one model has no clients. SpecError: cells differ in images or attacks, choose
+    some with a filter or with the name of a data set; or no attack is left.
     """
     matching_cells = [cell for cell in plan.cells if dataset in (None, cell.spec["data"]["name"])]
     if not matching_cells:
@@ -72,7 +73,7 @@ def task_like(plan: Plan, dataset: str | None = None) -> EvaluationTask:
     data, test, size = (matching_cells[0].spec[key] for key in ("data", "test", "size"))
     attacks: dict[str, Evaluation] = {}
     for cell in matching_cells:
-        cell_attacks = {evaluation.label: evaluation for evaluation in cell.evaluations if evaluation.origin is None}
+        cell_attacks = {item.label: item for item in cell.evaluations if item.origin is None and not item.on}
         images = (cell.spec["data"], cell.spec["test"], cell.spec["size"])
         if images != (data, test, size) or any(
             attacks.get(label, evaluation) != evaluation for label, evaluation in cell_attacks.items()
@@ -82,6 +83,8 @@ def task_like(plan: Plan, dataset: str | None = None) -> EvaluationTask:
                 option=f"like {plan.suite}",
             )
         attacks = {**attacks, **cell_attacks}
+    if not attacks and any(item.on for cell in matching_cells for item in cell.evaluations):
+        raise SpecError("all its attacks are on the clients' own images", option=f"like {plan.suite}")
     return EvaluationTask(data, tuple(attacks.values()), test, size)
 
 
