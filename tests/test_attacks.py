@@ -1084,7 +1084,7 @@ def test_torchattacks_refuses(attack: str, settings: dict[str, float], message: 
 
 def test_without_torchattacks_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calls, "installed", lambda package: package != "torchattacks")
-    message = r"^'torchattacks' needs the package torchattacks: pip install 'fatbench\[attacks\]'$"
+    message = r"^'torchattacks' needs the package torchattacks: pip install --no-deps torchattacks$"
     with pytest.raises(packages.AttackError, match=message):
         packages.torchattacks(conv(), *batch(1), generator(), attack="FGSM")
 

@@ -200,7 +200,7 @@ def _takes(command: str, line: str) -> bool:
 
 
 def test_a_name_has_one_meaning_and_the_promise_has_its_line() -> None:
-    """20 commands, no sub-commands, at most 150 options; each stands in the table of the docs, and no other."""
+    """20 commands, no sub-commands, at most 152 options; each stands in the table of the docs, and no other."""
     page = (DOCS / "commands.md").read_text(encoding="utf-8")
     commands = [ROOT, *ROOT.commands.values()]
     count = sum(len(options(command)) for command in commands) - 2  # of shell completion
@@ -208,7 +208,7 @@ def test_a_name_has_one_meaning_and_the_promise_has_its_line() -> None:
     said = re.search(r"(\d+) commands, (\d+) options, (\d+) names", page)
     assert said is not None
     assert [int(number) for number in said.groups()] == [len(ROOT.commands), count, len(names) - 2]
-    assert len(ROOT.commands) == 20 and count <= 150
+    assert len(ROOT.commands) == 20 and count <= 152
     table = page.partition("## Every option")[2].partition("\n## ")[0]
     listed = set(re.findall(r"`(?:-\w, )?(--[\w-]+)", table))
     assert listed == names - {"--install-completion", "--show-completion", "--help"} | {"--smoke"}

@@ -20,7 +20,7 @@ from fatbench.cli.app import app
 from fatbench.data.catalogue import CATALOGUE
 from fatbench.engine.accuracy import packed
 from fatbench.report.numbers import doubts, stored
-from fatbench.report.numbers.doubts import WORDS
+from fatbench.report.numbers.doubts import Doubt
 from fatbench.report.numbers.statistics import binomial_tail
 from fatbench.report.numbers.stored import Number
 from fatbench.runner.jobs import Machine
@@ -30,6 +30,7 @@ from fatbench.store import jsonl
 from fatbench.store.stages import Store
 from fatbench.suite import files
 
+AT_CHANCE = Doubt("chance").words
 ROOT = Path(__file__).parent.parent
 TRANSFORMERS = "fat-transformers-trained-jpeg75"
 
@@ -142,7 +143,7 @@ def test_every_format_flags_the_number_and_the_table_names_the_cell(transformers
     )
     assert "checks" not in dict(grids[0].notes)  # nothing contradicts itself
     texts = {name: report.render(grids, name) for name in report.FORMATS}
-    (mark,) = [mark for mark, text in grids[0].footnotes if text.startswith(WORDS["chance"])]
+    (mark,) = [mark for mark, text in grids[0].footnotes if text.startswith(AT_CHANCE)]
     marked = {
         "markdown": f"±6.83{mark}",
         "latex": r"$\pm$6.83}\raisebox{.6ex}{\scriptsize \text",
@@ -191,7 +192,7 @@ def test_show_marks_the_number(transformers: Path) -> None:
         why = stored.doubts_of(list(store.cells()), store)
     cell = min(cell for (cell, _), found in why.items() if "chance" in {doubt.code for doubt in found})
     shown = CliRunner().invoke(app, ["show", cell, "--db", str(transformers)])
-    assert shown.exit_code == 0 and "†" in shown.stdout and f"† {WORDS['chance']}" in shown.stdout
+    assert shown.exit_code == 0 and "†" in shown.stdout and f"† {AT_CHANCE}" in shown.stdout
     found = json.loads(CliRunner().invoke(app, ["show", cell, "--db", str(transformers), "--format", "json"]).stdout)
     assert {row["metric"] for row in found["numbers"] if row["doubts"]} >= {"natural"}
     assert not any(row["doubts"] for row in found["numbers"] if row["stage"] == "train")

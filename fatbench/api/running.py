@@ -126,7 +126,7 @@ def run(
     """
     from fatbench.report.numbers import sql_tables
     from fatbench.runner import cell_labels, live_log, progress, start
-    from fatbench.runner.tuning import write_choices
+    from fatbench.runner.choosing import write_choices
 
     options = run_options(
         jobs=jobs, device=device, per_gpu=per_gpu, executor=executor, precision=precision,

@@ -65,7 +65,7 @@ def run(
         from fatbench.report.numbers import sql_tables
         from fatbench.runner import cell_labels, start
         from fatbench.runner.live_log import add_writer
-        from fatbench.runner.tuning import write_choices
+        from fatbench.runner.choosing import write_choices
         from fatbench.store.stages import Store
         from fatbench.suite import files, tuning
 

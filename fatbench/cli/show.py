@@ -440,7 +440,7 @@ def datasets(root: Path, rows: Sequence[Mapping[str, Any]], files: Sequence[Mapp
     numbers = ("train", "test")
     set_rows = [
         [row["name"], row["state"], str(row["train"] or ""), str(row["test"] or ""),
-         *([", ".join(row["presets"])] if "presets" in row else []), row["terms"], _location(row)]
+         *([", ".join(row["presets"])] if "presets" in row else []), row.get("terms", ""), _location(row)]
         for row in rows
     ]  # fmt: skip
     if set_rows:

@@ -21,6 +21,7 @@
     waiting               waits for cells that other processes hold; signals that ask for an end
     live_log              TensorBoard, Weights & Biases and MLflow
     cell_labels           stores the names that a suite gives to its cells
+    choosing              what each row chooses after its trials
     unfinished            half-done cells between machines
     offers                how long runs take, and what a machine finishes
     calibrate             measures the speed of this machine

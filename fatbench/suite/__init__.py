@@ -5,6 +5,7 @@
     trees                plain dicts and lists from YAML: reading, merging, the line of a key
     language             from a suite to its cells: grid, overrides, weights of other cells, transfers
     model                the pydantic models of its sections; norm and radius for attacks that state none
+    tuning               the trials of a suite's rows, and what they choose
     tables               the pydantic models of its tables and figures
     declared_contrasts   the comparisons that a suite declares
     file_schema          the JSON Schema of suite files, for editors

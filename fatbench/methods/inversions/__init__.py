@@ -9,22 +9,22 @@ images as the model takes them. The result is (V, P, C, H, W) in [0, 1]: one rec
 as many as it has examples (april_opt), or several guesses (oracle). No inversion sees an original; `image_measures`
 compares afterwards. `Observation.mode` says how the clients computed, and inversions simulate the same.
 
-    upload           what the server observes; images cut into patches and back
-    target_client    what target clients send
-    batch_statistics what the buffers of batch normalisation give away
-    labels           the number of images of each class, from the last layer's gradient
-    april            APRIL in closed form
-    april_opt        APRIL by optimisation
-    matching         gradient matching, for any model
-    simulated        simulates the client's local steps
-    patch_ls         least squares through the patch embedding
-    patch_span       the span of the patches alone
-    masked           solves with the entries that a defence left
-    imprint          reads images out of an imprint block
-    oracle           an upper bound: the best solver, picked with the truth
-    decoder          from an uploaded feature map to the image
-    image_measures   how similar a reconstruction and its original are
-    lpips            the perceptual distance LPIPS
+    upload            what the server observes; images cut into patches and back
+    target_client     what target clients send
+    batch_statistics  what the buffers of batch normalisation give away
+    labels            the number of images of each class, from the last layer's gradient
+    april             APRIL in closed form
+    april_opt         APRIL by optimisation
+    matching          gradient matching, for any model
+    simulated         simulates the client's local steps
+    patch_ls          least squares through the patch embedding
+    patch_span        the span of the patches alone
+    masked            solves with the entries that a defence left
+    imprint           reads images out of an imprint block
+    oracle            an upper bound: the best solver, picked with the truth
+    decoder           from an uploaded feature map to the image
+    image_measures    how similar a reconstruction and its original are
+    lpips             the perceptual distance LPIPS
 
 | inversion | reads | exact | where it stops |
 |---|---|---|---|
