@@ -323,7 +323,9 @@ def test_outcomes_are_those_of_clients_one_after_the_other(measured) -> None:
     rows = fatbench.results(suite, clients=True, db=str(machine.db))
     rows = rows[(rows["seed"] == 1) & rows["stage"].str.startswith("own_fgsm") & (rows["client"] >= 0)]
     for (method, _), right in zip(rights.index, rights.to_numpy(), strict=True):
-        of_method = rows[(rows["method"] == method) & rows["metric"].isin(["own_fgsm", "unseen_accuracy"])].sort_values("client")
+        of_method = rows[(rows["method"] == method) & rows["metric"].isin(["own_fgsm", "unseen_accuracy"])].sort_values(
+            "client"
+        )
         ends = of_method["n"].cumsum().tolist()
         assert len(right) == ends[-1] and right.any()
         shares = [part.mean() for part in numpy.split(right, ends[:-1])]

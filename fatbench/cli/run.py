@@ -64,8 +64,8 @@ def run(
         from fatbench.cli.watch import Watch
         from fatbench.report.numbers import sql_tables
         from fatbench.runner import cell_labels, start
-        from fatbench.runner.live_log import add_writer
         from fatbench.runner.choosing import write_choices
+        from fatbench.runner.live_log import add_writer
         from fatbench.store.stages import Store
         from fatbench.suite import files, tuning
 
