@@ -94,6 +94,13 @@ def refused(folder: Path, old: str, new: str) -> str:
 THREE = OwnImages({0: (0.5, 2), 1: (0.75, 4), 2: (1.0, 1)}, {3: (0.25, 4)}, {0: 0.5, 1: 0.75, 2: 1.0, 3: 0.5})
 
 
+def test_the_bits_of_outcomes_are_the_clients_one_after_the_other() -> None:
+    """Of 2, 4, 1 and, of a client that never trains, 4 images: 10 0111 1 0001."""
+    assert THREE.shares(0b10_0111_1_0001, 11) == {0: 0.5, 1: 0.75, 2: 1.0, 3: 0.25}
+    assert not THREE.contradiction(0.75, 7, 0b10_0111_1_0001, 11)
+    assert THREE.contradiction(0.75, 7, 0b10_0111_0_0001, 11) and THREE.contradiction(0.75, 7, 0b10_0111_1, 7)
+
+
 @pytest.mark.parametrize(
     ("text", "value"),
     [

@@ -192,7 +192,14 @@ def _evaluated(asked: DataFrame, stored: Stored) -> Found:
                 if {total for _, total in answers} != {answers[0][1]} or not answers[0][1]:
                     continue  # not of the same images and models
                 # an image counts where its bit is set under every evaluation
-                value = functools.reduce(int.__and__, (bits for bits, _ in answers)).bit_count() / answers[0][1]
+                bits, total = functools.reduce(int.__and__, (bits for bits, _ in answers)), answers[0][1]
+                own_of_parts = [stored.own.get((cell, stage)) for stage, _, _ in parts]
+                if len({None if one is None else one.images for one in own_of_parts}) > 1:
+                    continue  # as many images, but others
+                value = bits.bit_count() / total
+                if (own := own_of_parts[0]) is not None:  # as of each part: the mean over the clients that train
+                    shares = own.shares(bits, total)
+                    value = statistics.fmean(shares[k] for k in own.accuracies)
         elif (own := stored.own.get((cell, stage))) is not None and (source.client != -1 or source.stage in OVER_OWN):
             if (of_own := own.number(source)) is None:
                 continue

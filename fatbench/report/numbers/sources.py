@@ -198,12 +198,19 @@ class OwnImages:
     def contradiction(self, value: float, n: int, bits: int, total: int) -> bool:
         """Whether a mean over clients on n images in all is not theirs, or a client's not that of its outcomes."""
         mean = mean_over_own_images(n, [*self.accuracies.values()])
-        start, wrong = 0, mean is None or abs(mean - value) > ROUNDING
-        for _, (accuracy, images) in sorted({**self.accuracies, **self.unseen}.items()):
+        clients = {**self.accuracies, **self.unseen}
+        shares = self.shares(bits, total)
+        wrong = any(abs(shares.get(k, -1) - accuracy) > ROUNDING for k, (accuracy, _) in clients.items())
+        return mean is None or abs(mean - value) > ROUNDING or wrong or total != sum(n for _, n in clients.values())
+
+    def shares(self, bits: int, total: int) -> dict[int, float]:
+        """Client -> the fraction of its images whose bit is set; the clients' images stand in the order of numbers."""
+        start, found = 0, {}
+        for k, (_, images) in sorted({**self.accuracies, **self.unseen}.items()):
             start += images
-            right = (bits >> (total - start) & (1 << images) - 1).bit_count() if start <= total else -1
-            wrong |= abs(right / images - accuracy) > ROUNDING
-        return wrong or start != total
+            if start <= total:
+                found[k] = (bits >> (total - start) & (1 << images) - 1).bit_count() / images
+        return found
 
     def outcomes(self, value: float, n: int, is_mean: bool = True) -> OfClients:
         """A number over these clients as a test takes it."""
