@@ -486,7 +486,8 @@ def test_figures_that_cannot_be(drawn: Suite, change: tuple[str, str], message: 
 
 def test_more_looks_than_colours_are_told_apart(drawn: Suite) -> None:
     """Ten that differ in one thing have ten looks; two of four combinations have a colour each."""
-    assert len({(one.colour, one.style) for one in (styles._style_of(i, 10) for i in range(10))}) == 10
+    assert len({styles._style_of(i, 10).colour for i in range(10)}) == 10
+    assert len({(one.colour, one.style) for one in (styles._style_of(i, 14) for i in range(14))}) == 14
     suite = more()
     axes = axes_of(plot_of(build(suite, suite.plan(), rows_of(suite.plan())), "some"))[0]
     assert [text.get_text() for text in axes.figure.legends[0].get_texts()] == ["skewed, FAT", "even, Uniform"]
@@ -571,6 +572,28 @@ def test_curves_as_drawn(drawn: Suite, monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(axes[0].collections) == 4  # the bands
     legend = axes[0].figure.legends[0]
     assert [text.get_text() for text in legend.get_texts()] == ["FAT", "Uniform", "clean", "attacked"]
+
+
+def test_a_line_far_below_all_others_does_not_flatten_them() -> None:
+    """Four lines between 40 and 60; a fifth at 20 is a number at the edge, at 30 it is within the axis."""
+
+    def axes_with(lowest: float) -> Any:
+        means = {"a": (0.4, 0.5), "b": (0.45, 0.55), "c": (0.5, 0.6), "d": (0.42, 0.58), "e": (lowest, lowest)}
+        panel = series.Panel({}, [
+            series.Line({"method": method}, "PGD", Source.parse("train:monitor"), None,
+                        [series.SeriesPoint(i + 1, mean, None, (0,)) for i, mean in enumerate(of)], 1, ("x",))
+            for method, of in means.items()
+        ])  # fmt: skip
+        axes = Figure().subplots()
+        looks = {method: styles.Style("#000000", 0) for method in means}
+        panel_kinds.curves(panel, axes, lambda line: line.key["method"], looks)
+        panel_kinds.leave_out_below(panel, axes, lambda line: line.key["method"], looks)
+        return axes
+
+    axes = axes_with(0.2)
+    assert axes.get_ylim()[0] == pytest.approx(34) and axes.texts[0].get_text().startswith("e: 20 ")
+    axes = axes_with(0.3)
+    assert axes.get_ylim()[0] < 30 and not axes.texts
 
 
 def test_lines_of_one_dimension_differ_in_colour_and_style(drawn: Suite, monkeypatch: pytest.MonkeyPatch) -> None:

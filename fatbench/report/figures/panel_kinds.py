@@ -24,6 +24,7 @@ Styles = Mapping[str, Style]
 WIDE, HIGH = 2.6, 2.1  # inches of a panel
 LETTERS = 20  # of an inch of tick labels
 FEW = 4  # points of a line: fewer have whiskers in place of a band
+FAR = 0.75  # of the range of all other lines: a line that is farther below would flatten them
 INK = "#222222"  # of seeds, whiskers and published numbers
 CLASSES = ("x", "o")  # marks of points of class 0 and of class 1
 # of a figure of boundaries: the clients' points, and what an attack makes of them
@@ -95,6 +96,21 @@ def curves(panel: Panel, axes: Axes, name: Names, styles: Styles) -> None:
         axes.set_xticks([*drawn_rounds])
     else:
         axes.xaxis.get_major_locator().set_params(integer=True)  # type: ignore[call-arg]
+
+
+def leave_out_below(panel: Panel, axes: Axes, name: Names, styles: Styles) -> None:
+    """End the axis above a line that alone lies far below all others, and write its last number at the edge."""
+    means = [(line, [_display_value(line, point.mean) for point in line.points]) for line in panel.lines if line.points]
+    lowest, *others = sorted(means, key=lambda each: max(each[1]))
+    if len(others) < FEW:
+        return
+    low, high = min(min(values) for _, values in others), max(max(values) for _, values in others)
+    if low - max(lowest[1]) < FAR * (high - low):
+        return
+    axes.set_ylim(bottom=low - 0.3 * (high - low))
+    text = f"{name(lowest[0])}: {lowest[1][-1]:.3g} \N{DOWNWARDS ARROW}"
+    colour = styles[name(lowest[0])].colour
+    axes.annotate(text, (0.99, 0.02), xycoords="axes fraction", ha="right", va="bottom", fontsize=6, color=colour)
 
 
 def bars(panel: Panel, axes: Axes, name: Names, styles: Styles) -> None:

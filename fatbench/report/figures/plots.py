@@ -228,6 +228,8 @@ def page_of(
     for unit, axes in axes_by_unit.items():
         axes.autoscale_view(scalex=False)  # what one panel shows, all that share its axis have room for
         axes.set_ylim(bounded(axes.get_ylim(), unit))
+        if kind == "lines" and len(tiles) == 1:
+            panel_kinds.leave_out_below(tiles[0][0], axes, name, style_by_name)
     if kind == "bars":
         share_across([axes for axes in grid.flat if axes.yaxis_inverted()])
     limits = [heat_map.get_clim() for heat_map in heat_maps]
