@@ -159,7 +159,7 @@ def declared_families(
     with opened(db) as store:
         shown_cells, run = cells_and_run(where)
         chosen_suite, plan = plan_read(suite, preset, seeds, None, store, run)
-        declaring = [family for family in chosen_suite.tests if family.contrasts]
+        declaring = [family for family in chosen_suite.tests if family.family]
         if not declaring:
             raise SpecError(f"suite '{chosen_suite.name}' declares no contrasts (section 'tests', docs/suites.md)")
         store = existing_store(store, db)
@@ -167,7 +167,10 @@ def declared_families(
         numbers_of = pairs.measured_numbers(
             store, [cell.id for cell in plan.cells], select, labels_of(groups)
         ).__getitem__
-        tested = [(family, contrasts.family(family, plan, numbers_of)) for family in declaring]
+        tested = [(family, contrasts.family(family, plan, numbers_of)) for family in declaring if family.contrasts]
+        for family in (family for family in declaring if family.points):
+            answers = pairs.answers_of_clients(store, {cell.id for cell in plan.cells}, str(family.clients))
+            tested.append((family, contrasts.family_of_clients(family, plan, answers)))
     asked_seeds = chosen_suite.contents.presets[plan.preset].seeds or chosen_suite.contents.seeds
     return plan, [
         (family, declared, cells, sentences.family(declared, family, plan, select, cells, asked_seeds))

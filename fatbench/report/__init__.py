@@ -141,8 +141,10 @@ def check(suite: Suite, plan: Plan) -> None:
 
 def check_headings(suite: Suite, plans: Sequence[Plan]) -> None:
     """Refuse a heading that no cell of any preset can fill, and a declared metric that none has (SpecError)."""
+    from fatbench.report import contrasts
     from fatbench.report.numbers import points
     from fatbench.report.numbers.sources import Source
+    from fatbench.suite.facts import fractions
 
     metrics = dict.fromkeys(metric for plan in plans for metric in plan.metrics())
     taken_out = {label for label, attack in suite.contents.evaluate.attacks.items() if attack is None}
@@ -152,6 +154,16 @@ def check_headings(suite: Suite, plans: Sequence[Plan]) -> None:
             keys, _ = suite.node("tests", family.family or "")
             location = suite.places((*keys, "metrics" if metric in (family.metrics or ()) else "contrasts"))
             raise SpecError(f"{location}: no preset evaluates '{metric}'{did_you_mean(metric, metrics)}")
+    for tests in suite.tests:
+        sides = [contrasts.sides_of(tests, plan) for plan in plans]
+        location = suite.places(suite.node("tests", tests.family or "")[0])
+        if tests.clients is not None and tests.clients not in fractions():
+            raise SpecError(
+                f"{location}: no fraction is called '{tests.clients}'{did_you_mean(tests.clients, fractions())}"
+            )
+        for name in tests.points:
+            if not any(all(of_plan[name]) for of_plan in sides):
+                raise SpecError(f"{location}: no preset has both sides of '{name}'")
     for table in suite.tables:
         reasons_by_preset = [
             (plan.preset, points.unfilled(plan, table)) for plan in plans if points.points_of_table(plan, table)

@@ -17,7 +17,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from fatbench.errors import NothingMatched, SpecError
-from fatbench.report.numbers import statistics
+from fatbench.report.numbers import shares, statistics
 from fatbench.report.numbers.doubts import NOT_ABOVE, Doubt, with_seeds
 from fatbench.report.numbers.statistics import Paired, PairedOutcomes, SeedsAndImages
 from fatbench.report.numbers.stored import Measurement
@@ -37,6 +37,8 @@ LEVEL = 0.05  # a difference is called one where its p is below this
 PAIRED, SHARE, TWO_DATABASES, WORST = "paired", "share", "two databases", "worst case"  # estimators
 # units that are drawn at random; all but the first beside seeds
 SEED, IMAGE, GROUP, CLIENT = "seed", "image", "group", "client"
+ASKED = "clients"  # a yes or no of each, of these networks
+SAME_CLIENTS = ("batch", "target_clients", "aggregate", "rounds", "candidates")  # settings that choose who is attacked
 
 Side = tuple[str, str]  # label, metric; "": the metric under test
 NumbersOf = Callable[[str], Mapping[str, Measurement]]  # a cell's evaluations, see `measured_numbers`
@@ -60,7 +62,7 @@ class Difference:
     estimated: tuple[float, tuple[float, float] | None] | None = None  # (value, 95 % interval) of a SHARE
     estimator: str = PAIRED
     unit: str = ""  # what is drawn at random: SEED, or IMAGE, GROUP or CLIENT beside seeds; empty: nothing is tested
-    test: SeedsAndImages | WorstCase | None = None
+    test: SeedsAndImages | WorstCase | shares.Shares | None = None
     worst: tuple[str, ...] = ()  # of a WORST case the label under which each side has its least mean
     why: str = ""  # it is not tested: "one seed"
     unlike: tuple[str, ...] = ()  # what the sides differ in besides their labels: their difference is not of these
@@ -107,7 +109,7 @@ class Difference:
     @property
     def difference(self) -> float | None:
         """Its mean over seeds; None: the sides are unlike, or nothing is compared."""
-        if self.estimator == WORST and self.test is not None:
+        if self.test is not None and (self.estimator == WORST or self.unit == ASKED):
             return self.test.mean
         if self.estimated is not None:
             return self.estimated[0]
@@ -187,7 +189,8 @@ class Difference:
         """What is drawn at random, in words: "seeds and images"."""
         if self.unit == GROUP and isinstance(self.test, SeedsAndImages):
             return f"seeds and {self.test.images} groups of images"
-        return {SEED: "seeds, these images", IMAGE: "seeds and images", CLIENT: "seeds and clients"}.get(self.unit, "")
+        words = {SEED: "seeds, these images", IMAGE: "seeds and images", CLIENT: "seeds and clients", ASKED: ASKED}
+        return words.get(self.unit, "")
 
     @property
     def other_images(self) -> bool:
@@ -563,6 +566,60 @@ def _worst(
     test = worst_case_difference(outcomes[:half], outcomes[half:], one.n, one.numbers[0][0].groups)  # type: ignore[arg-type]
     assert test is not None  # it was tested label by label
     return replace(one, test=test, worst=tuple([*members][least] for least in test.least))
+
+
+Answers = Mapping[str, Mapping[int, float]]  # cell -> client -> 1 for yes, see `pairs.answers_of_clients`
+
+
+def sides_of(tests: Tests, plan: Plan) -> dict[str, list[dict[int, Cell]]]:
+    """Comparison -> of each side seed -> cell. SpecError: labels that name several cells of a seed."""
+    sides: dict[str, list[dict[int, Cell]]] = {}
+    for name, points in tests.points.items():
+        for wanted in [{**tests.where, **point} for point in points if not isinstance(point, float)]:
+            found = [cell for cell in plan.cells if all(cell.key.get(axis) in of for axis, of in wanted.items())]
+            cells = {int(cell.spec["seed"]): cell for cell in found}
+            if len(cells) < len(found):
+                raise SpecError(f"tests, {name}: {wanted} are several cells of a seed: give more labels")
+            sides.setdefault(name, []).append(cells)
+    return sides
+
+
+def family_of_clients(tests: Tests, plan: Plan, answers: Answers) -> list[Difference]:
+    """The points that a suite declares, compared by a yes or no of each client; untestable ones count with p = 1."""
+    declared = []
+    for name, sides in sides_of(tests, plan).items():
+        ids = frozenset(cell.id for cells in sides for cell in cells.values())
+        seeds = tuple(sorted(set.intersection(*map(set, sides))))
+        one = Difference(name, str(tests.clients), {}, cells=ids, seeds=seeds)
+        cells = [[side[seed] for seed in seeds] for side in sides]
+        declared.append(_of_clients(one, cells, tests.points[name][1], answers))
+    return [replace(one, margin=tests.margin) for one in corrected(declared, str(tests.family), untested=1.0)]
+
+
+def _of_clients(one: Difference, sides: Sequence[Sequence[Cell]], line: Any, answers: Answers) -> Difference:
+    """The comparison with its test over the clients of all seeds, or with the reason why it has none."""
+    if not one.seeds:
+        return replace(one, why="a side is not in this preset")
+    if not all(cell.id in answers for side in sides for cell in side):
+        return replace(one, why="not all clients are measured yet")
+    if unlike := confounders.sentences(confounders.confounders([side[0] for side in sides][::-1])):
+        return replace(one, why=f"not compared: {'; '.join(unlike)}")
+    attacked = [[(_attacked(cell.spec), [*answers[cell.id]]) for cell in side] for side in sides]
+    if attacked[0] != attacked[-1]:
+        return replace(one, why="the sides have other clients")
+    table = [[value for cell in side for value in answers[cell.id].values()] for side in sides]
+    if not {0, 1}.issuperset(value for side in table for value in side):
+        return replace(one, why=f"{one.metric} is no yes or no")
+    if isinstance(line, float):
+        return replace(one, test=shares.against(table[0].count(1), len(table[0]), line), unit=ASKED)
+    both, only_a, only_b = (sum(pair == of for pair in zip(*table, strict=True)) for of in ((1, 1), (1, 0), (0, 1)))
+    return replace(one, test=shares.paired(both, only_a, only_b, len(table[0])), unit=ASKED)
+
+
+def _attacked(spec: Mapping[str, Any]) -> list[Any]:
+    """What decides on which clients and images, and among which candidates, an attack is judged."""
+    of_data = [spec.get(key) for key in ("data", "partition", "train", "train_from", "size")]
+    return of_data + [spec["algorithm"].get(key) for key in SAME_CLIENTS]
 
 
 def declared_by(families: Iterable[Tests], plan: Plan, numbers_of: NumbersOf) -> list[Difference]:

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from fatbench.errors import NothingMatched, SpecError, did_you_mean
 from fatbench.report.numbers import statistics
 from fatbench.report.numbers.shown_runs import chosen_runs
-from fatbench.report.numbers.stored import Measurement, evaluations
+from fatbench.report.numbers.stored import OVERALL, Measurement, evaluations, numbers_of
 from fatbench.store.replicates import SIGN
+from fatbench.store.schema import NUMBERS
 from fatbench.store.selection import Checkpoint
 from fatbench.suite import confounders, filters
 from fatbench.suite.cells import Cell, Plan
@@ -144,6 +145,18 @@ def measured_numbers(
             for number in numbers_of_cell.values():
                 number.groups = grouped(labels_of(specs[cell]), number.n) if number.n else None
     return numbers_by_cell
+
+
+def answers_of_clients(store: Store, cells: Iterable[str], metric: str) -> dict[str, dict[int, float]]:
+    """Cell -> client -> what training has logged of it; only of cells whose last round is logged."""
+    specs = store.cells(sorted(cells))
+    condition = (NUMBERS.c.stage == "train") & (NUMBERS.c.metric == f"{metric}_client") & ~OVERALL
+    answers: dict[str, dict[int, float]] = {}
+    rounds: dict[str, int] = {}
+    for number in numbers_of(specs, store, condition):
+        answers.setdefault(number.cell, {})[number.client] = number.value
+        rounds[number.cell] = max(rounds.get(number.cell, 0), number.round)
+    return {cell: of for cell, of in answers.items() if rounds[cell] == specs[cell]["algorithm"]["rounds"]}
 
 
 def grouped(labels: ArrayLike, n: int) -> statistics.Groups:

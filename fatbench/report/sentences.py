@@ -13,6 +13,7 @@ from tabulate import tabulate
 
 from fatbench.report.contrasts import LEVEL, Difference, of_cells, quoted
 from fatbench.report.numbers import statistics
+from fatbench.report.numbers.shares import Shares
 from fatbench.report.numbers.table_facts import attacked_in
 from fatbench.store.selection import WORDS
 from fatbench.suite.cells import Plan
@@ -254,10 +255,18 @@ def family(
         f"found: a true difference of this size, with a power of about 0.8, at {LEVEL:g} / {size} (at {LEVEL:g})",
         *([f"--: {FLOOR}"] if any(one.floor for one in shown) else []),
     ]
+    lines += [f"{name}: {_points(a, b)}" for name, (a, b) in tests.points.items()]
     formulas = {name: formula(contrast.weights) for name, contrast in tests.contrasts.items()}
     lines += [f"{name} = {text}" for name, text in formulas.items() if name != text]
     if tested := [one.seeds for one in declared if one.test is not None]:
-        lines += too_few(min(map(len, tested)))
+        lines += (
+            too_few(min(map(len, tested)))
+            if tests.contrasts
+            else [
+                "pairs: McNemar's exact test, Newcombe's interval; a line: binomial test, Clopper-Pearson's interval",
+                "clients are drawn at random, trained networks are not: nothing is said of other trainings",
+            ]
+        )
         if not all(set(seeds) <= set(used) for used in tested):
             lines.append(
                 f"not all {len(seeds)} seeds of the preset are tested: testing again as more arrive rejects too often"
@@ -270,20 +279,29 @@ def _line(one: Difference) -> dict[str, str]:
     where = f"{one.row} ({', '.join(one.worst)})" if one.worst else one.row
     place = {"comparison": one.name, "where": where, "evaluated": one.metric}
     if one.test is None:
-        columns = ("points", "at most", "p (Holm)", "found", "over", "images", "seeds", "not tested")
+        columns = ("clients", "points", "at most", "p (Holm)", "found", "over", "images", "seeds", "not tested")
         return {**place, **dict.fromkeys(columns, ""), "p (Holm)": "1", "not tested": one.why}
     within = f", within ±{one.margin:g}" if one.equivalent else ""
     return {
         **place,
+        "clients": one.test.counts if isinstance(one.test, Shares) else "",
         "points": f"{signed(one.test.mean)} ({signed(one.test.low)} to {signed(one.test.high)})",
         "at most": "--" if one.at_most is None else f"{points_up(one.at_most, 2)}{within}",
         "p (Holm)": p_text(one.p_corrected or 0.0),
         "found": f"{points_up(one.detectable)} ({points_up(one.detectable_alone or 0.0)})" if one.detectable else "--",
         "over": one.over,
-        "images": f"{one.n}",
-        "seeds": seeds_text(one.seeds) + attacked_in(one.seeds, one.precisions),
+        "images": f"{one.n or ''}",
+        "seeds": seeds_text(one.seeds) + (attacked_in(one.seeds, one.precisions) if one.numbers else ""),
         "not tested": "",
     }
+
+
+def _points(a: Mapping[str, Sequence[str]], b: Mapping[str, Sequence[str]] | float) -> str:
+    """What is compared: "BN, 16, train - GN, eval", or "BN, 16, train against 5 %"."""
+    labels = ", ".join(label for labels in a.values() for label in labels)
+    if isinstance(b, float):
+        return f"{labels} against {100 * b:g} %"
+    return f"{labels} - {', '.join(label for axis, labels in b.items() if a.get(axis) != labels for label in labels)}"
 
 
 def formula(weights: Mapping[tuple[str, str], float]) -> str:

@@ -10,7 +10,20 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, Field, PlainValidator, ValidationInfo, model_validator
 
 from fatbench.errors import did_you_mean
-from fatbench.suite.model import Condition, Label, Misfit, Node, Note, Some, Text, known_axis, known_label, mapping
+from fatbench.suite.model import (
+    Condition,
+    Label,
+    Misfit,
+    Node,
+    Note,
+    OneOrMore,
+    Some,
+    Text,
+    condition,
+    known_axis,
+    known_label,
+    mapping,
+)
 from fatbench.suite.types import number
 
 LARGEST_WEIGHT = 1000
@@ -127,6 +140,24 @@ def _baseline(value: Any, info: ValidationInfo) -> tuple[str, str] | None:
     return None if value is None else (axis_of([str(value)], None, (info.context or {})["axes"]), str(value))
 
 
+Point = dict[str, list[str]]  # as a Condition
+
+
+def _points(value: Any, info: ValidationInfo) -> dict[str, tuple[Point, Point | float]]:
+    """Name -> [A, B], labels of two points, B with those of A but for its own; or [A, a fraction]."""
+    points: dict[str, tuple[Point, Point | float]] = {}
+    for name, sides in mapping(value).items():
+        a, b = sides if isinstance(sides, list) and len(sides) == 2 else (None, None)
+        if not isinstance(a, Mapping) or not (isinstance(b, Mapping) or (isinstance(b, float) and 0 < b < 1)):
+            raise Misfit(f"expected [labels of A, labels of B] or [labels of A, a fraction], got {sides!r}", name)
+        try:
+            labels = condition(a, info)
+            points[name] = labels, b if isinstance(b, float) else {**labels, **condition(b, info)}
+        except ValueError as error:
+            raise Misfit(error, name) from None
+    return points
+
+
 Weight = float | str
 Weights = list[Weight] | dict[str, Weight | dict[str, Weight]]  # [1, -1], {A: 1, B: -1} or {A: {natural: 1}, ...}
 Baseline = Annotated[tuple[str, str] | None, PlainValidator(_baseline, json_schema_input_type=Label | None)]
@@ -160,6 +191,12 @@ class Tests(Node):
     # {axis: [A, B, ...]}: each contrast is tested between the worst cases over these labels, instead of at each
     worst_over: Condition = Field(default={})
 
+    clients: Text | None = None  # a yes or no of each client that training logs, by which `points` are compared
+    points: Annotated[
+        dict[str, tuple[Point, Point | float]],
+        PlainValidator(_points, json_schema_input_type=dict[str, list[dict[str, OneOrMore] | float]]),
+    ] = Field(default={})
+
     def metric_names(self) -> list[str]:
         """The metrics that the family names anywhere, each once."""
         contrast_metrics = (metric for contrast in self.contrasts.values() for _, metric in contrast.weights if metric)
@@ -176,6 +213,10 @@ class Tests(Node):
             raise Misfit("expected one axis, and neither 'between' nor 'mean_over' beside it", "worst_over")
         if self.worst_over and not all(contrast.of_two for contrast in self.contrasts.values()):
             raise Misfit("a worst case is compared with another: expected contrasts such as {A: 1, B: -1}", "contrasts")
-        if self.family is not None and not self.contrasts:
+        if self.points and (self.family is None or self.clients is None):
+            raise Misfit("points belong to a family and compare 'clients': name both", "points")
+        if self.points and (self.contrasts or self.metrics or self.axis):
+            raise Misfit("points stand in a family of their own, without contrasts, metrics or axis", "points")
+        if self.family is not None and not self.contrasts and not self.points:
             raise Misfit("a family without 'contrasts' declares nothing", "family")
         return self

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pandas import DataFrame
 
 from fatbench.data.catalogue import CATALOGUE
+from fatbench.methods.intervals import clopper_pearson, verdict
 from fatbench.report.contrasts import Difference
 from fatbench.report.numbers import statistics, table_facts
 from fatbench.report.numbers.doubts import PRECISION, RULE, Doubt
@@ -119,6 +120,8 @@ def notes(
             yield "columns", f"{_columns(derived, grid)}: {label}"
     if conditions := _conditions(grid.columns):
         yield "columns", conditions
+    if any(column.source.metric == "verdict" for column in grid.columns) and (few := _never_holds(cells)):
+        yield "verdict", few
     if chance := _chance(grid):
         yield "chance", f"random guesses reach {chance}"
     spread = "mean ± sample standard deviation over seeds (ddof 1)" if len(grid.seeds) > 1 else "one seed, no spread"
@@ -274,8 +277,8 @@ LEVELS = ("full", "short", "none")
 IN_CAPTION = ("checkpoint", "seeds", "missing", "not there", "marks")
 SHORT = {  # the lines of "short", and the notes that each is made of
     "numbers": (
-        "filter", "data", "images", "checkpoint", "seeds", "differences", "worst", "columns", "chance", "marks",
-        "published", "formula",
+        "filter", "data", "images", "checkpoint", "seeds", "differences", "worst", "columns", "verdict", "chance",
+        "marks", "published", "formula",
     ),
     "attacks": ("attacks", "attack precision"),
     "doubt": (
@@ -402,6 +405,15 @@ def _differences(grid: Sheet) -> str:
     text = "; ".join(f"{', '.join(headings)}: minus {baseline}" for baseline, headings in by_baseline if baseline)
     interval = any(value.interval for value in grid.all())
     return f"{text}, seed by seed" + "; in brackets the 95 % interval of the mean, Student's t" * interval
+
+
+def _never_holds(cells: Iterable[Cell]) -> str:
+    """How many clients of a cell can never show that it holds, with no hit at all; empty: there are none so few."""
+    algorithms = [cell.spec["algorithm"] for cell in cells if "target_clients" in cell.spec["algorithm"]]
+    counts = sorted({int(one["rounds"]) * int(one["target_clients"]) for one in algorithms})
+    few = [n for n in counts if verdict(0, n) == "open"]
+    texts = [f"{n} clients (upper limit {100 * clopper_pearson(0, n)[1]:.1f} % with no hit)" for n in few]
+    return f"{' or '.join(texts)} can never show that something holds; 'open' is no safety" if few else ""
 
 
 def _chance(grid: Sheet) -> str:

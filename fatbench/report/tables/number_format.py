@@ -26,8 +26,13 @@ def rounded(value: float, digits: int) -> str:
     return text.removeprefix("-") if not float(text) else text
 
 
+VERDICTS = {1.0: "leaks", -1.0: "holds", 0.0: "open"}  # as `gradient_inversion` stores them; a mean over seeds is none
+
+
 def number(value: float, column: Column) -> str:
     """A mean or a spread: "57.01" for 0.5701 in per cent, "11.56" for a distance, "50,272,000" for a count."""
+    if column.source.metric == "verdict" and value in VERDICTS:
+        return VERDICTS[value]
     text = rounded(100 * value if column.unit == "percent" else value, column.digits)
     return f"{Decimal(text):,}" if 10_000 <= abs(float(text)) < float("inf") else text
 
