@@ -18,7 +18,7 @@ import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
-from statistics import stdev
+from statistics import fmean, stdev
 
 import jinja2
 import pandas
@@ -55,6 +55,7 @@ ROWS = {  # the first words of a suite's name -> the file of its rows, and the p
     "fat-transformers": ("fat-transformers-trained-jpeg75-cpu", "cpu"),
     "fat-baselines": ("fat-baselines-cpu", "cpu"),
     "fat-bounds": ("fat-bounds-fmnist25", "fmnist25"),
+    "fat-personal": ("fat-personal-cpu", "cpu"),
     "fat-variance": ("fat-variance-fmnist25", "fmnist25"),
     "fat-byzantine": ("fat-byzantine-cpu", "cpu"),
     "fedaux-imagenet": ("fedaux-imagenet-jpeg75-cpu", "cpu"),
@@ -70,7 +71,9 @@ ROWS = {  # the first words of a suite's name -> the file of its rows, and the p
 }
 HEADINGS = {"natural": "natural", "fgsm": "FGSM", "pgd7": "PGD-7", "pgd20": "PGD-20", "cw": "CW",
             "autoattack": "AutoAttack", "prior_worst:pgd20": "PGD-20, worst client",
-            "pgd20, exact": "PGD-20; linear: exact"}  # fmt: skip
+            "pgd20, exact": "PGD-20; linear: exact",
+            "own_pgd20": "PGD-20, own images", "worst:own_pgd20": "own, worst client",
+            "worst:own_pgd20, if all were equal": "worst, if all were equal"}  # fmt: skip
 
 
 def rows_of(suite: str, preset: str | None = None) -> tuple[str, str]:
@@ -232,7 +235,7 @@ class Pages:
         self.templates.globals.update(
             tests=self.tests, accuracies=self.accuracies, values=self.values, share=self.share,
             one_seed=self.one_seed, shown=shown,
-            leak=self.leak, leaks=self.leaks, kept=self.kept,
+            leak=self.leak, leaks=self.leaks, kept=self.kept, constants=self.constants,
             exploratory=self.exploratory, pilot=self.pilot, seeds_needed=leads.seeds_needed,
             spread_interval=statistics.spread_interval, share_between=self.share_between, gaps=self.gaps,
             audit=audit.of_papers, papers=papers.all_papers, audited=self.audited, below=self.below,
@@ -330,13 +333,13 @@ class Pages:
 
     def accuracies(
         self, name: str, rows: str, columns: str, where: str | None = None, preset: str | None = None,
-        digits: int = 1, images: str = "all",
+        digits: int = 1, images: str = "all", more: Iterable[list[str]] = (),
     ) -> str:  # fmt: skip
         """A table in per cent, mean and sample standard deviation over seeds. rows: axes; columns: metrics.
 
         If all rows have the same number of seeds, the page names it. Rows that have not run are left out.
 
-        images: "all" of each attack, or those that they have in "common".
+        images: "all" of each attack, or those that they have in "common". more: rows below them.
         """
         suite, plan, store = self._plan(name, preset, where)
         axes, metrics = ([part.strip() for part in text.split(",")] for text in (rows, columns))
@@ -351,7 +354,7 @@ class Pages:
         for row, count in zip(rows_run, seeds, strict=True):
             cells = [f"{value.number} {value.spread}".rstrip() for value in row.values[0]]
             lines.append([*(row.key.get(axis, "") for axis in grid.axes), *([str(count)] if several else []), *cells])
-        return tabulate(lines, heads, tablefmt="github", disable_numparse=True)
+        return tabulate([*lines, *more], heads, tablefmt="github", disable_numparse=True)
 
     def kept(self, name: str, where: str, preset: str | None = None) -> str:
         """In how many per cent of the rounds a robust aggregator keeps a malicious client, over them and the seeds."""
@@ -360,6 +363,19 @@ class Pages:
         numbers = store.measurements([*malicious], metrics=["weight"])
         weights = [row["value"] for row in numbers if 0 <= row["client"] < malicious[row["cell"]]]
         return shown(100 * sum(weight > 0 for weight in weights) / len(weights), 0)
+
+    def constants(self, name: str, where: str, own: str) -> list[str]:
+        """What a constant reaches, mean and deviation over the seeds: the most frequent class on all test images; each
+        client's on its own, in the mean and for the worst client. where: one method. own: the evaluation of own images.
+        """
+        _, plan, store = self._plan(name, None, where)
+        of_seeds = []
+        for cell in plan.cells:
+            rows = store.measurements([cell.id], metrics=["chance"])
+            (of_all,) = (row["value"] for row in rows if parsed(row["stage"]).metric == "natural")
+            of_clients = [row["value"] for row in rows if parsed(row["stage"]).metric == own and row["client"] >= 0]
+            of_seeds.append((of_all, fmean(of_clients), min(of_clients)))
+        return [f"{shown(100 * fmean(seeds))} ±{shown(100 * stdev(seeds))}" for seeds in zip(*of_seeds, strict=True)]
 
     def differences(self, name: str, method: str, baseline: str, metric: str) -> list[float]:
         """The difference between two labels of a suite's axis `method` at each seed, in points."""

@@ -847,6 +847,71 @@ def test_the_first_sentences_on_sfat():
     assert f"{show(100 * both.mean)} points, 95 % interval {interval(both)} over seeds and images" in text
 
 
+PERSONAL = {"fedavg": "FedAvg", "fedbn": "FedBN", "fedrbn": "FedRBN", "local_only": "local only"}
+
+
+def test_personalised_methods_on_all_images_and_on_their_own() -> None:
+    """Accuracies from the outcomes: a chunk holds those of a client's model. What a constant reaches was stored."""
+    text = " ".join(page("personal.md").replace("**", "").split())
+    found: dict[tuple[str, str], list[list[float]]] = {}  # (method, evaluation) -> seeds -> clients, in per cent
+    guesses: dict[str, set[tuple[float, ...]]] = {}  # evaluation -> of all, or of each client's own
+    small = []  # images of the own evaluation with the fewest
+    of = sorted(cells("fat-personal-cpu.jsonl.xz"), key=lambda cell: cell["spec"]["seed"])
+    assert [cell["spec"]["seed"] for cell in of] == [0] * 4 + [1] * 4
+    for cell in of:
+        method = PERSONAL[cell["spec"]["algorithm"]["name"]]
+        for stage in cell["stages"]:
+            metric = stage["stage"].partition("-")[0]
+            bits = [np.unpackbits(np.frombuffer(base64.b64decode(b), np.uint8))[:n] for _, n, b in stage["outcomes"]]
+            found.setdefault((method, metric), []).append([100 * float(each.mean()) for each in bits])
+            chance = {n[1]: n[3] for n in stage["numbers"] if n[2] == "chance"}
+            if chance:
+                own = metric.startswith("own")
+                guesses.setdefault(metric, set()).add(tuple(100 * v for k, v in chance.items() if own == (k >= 0)))
+            if metric == "own_pgd20":
+                small.append(sum(map(len, bits)))
+                assert all(10 <= len(each) <= 40 for each in bits)
+            if metric == "pgd20":
+                assert {len(each) for each in bits} == {100}
+
+    def spread(seeds: list[float]) -> str:
+        return f"{show(float(np.mean(seeds)))} ±{show(float(np.std(seeds, ddof=1)))}"
+
+    def over_seeds(method: str, metric: str) -> list[float]:
+        return [float(np.mean(clients)) for clients in found[method, metric]]
+
+    rows = {
+        method: (over_seeds(method, "pgd20"), over_seeds(method, "own_pgd20"),
+                 [min(clients) for clients in found[method, "own_pgd20"]])
+        for method in PERSONAL.values()
+    }  # fmt: skip
+    for method, values in rows.items():
+        assert f"| {method} | {' | '.join(map(spread, values))} |" in text
+    assert len(guesses["natural"]) == 1 and guesses["own_pgd20"] == guesses["own_natural"]  # the same for all methods
+    ((of_all,),), of_own = guesses["natural"], [float(np.mean(clients)) for clients in guesses["own_pgd20"]]
+    least = [min(clients) for clients in guesses["own_pgd20"]]
+    assert len(of_own) == 2
+    assert f"| a constant | {spread([of_all] * 2)} | {spread(of_own)} | {spread(least)} | -- |" in text
+    every, own, worst = ({method: float(np.mean(values[i])) for method, values in rows.items()} for i in range(3))
+    assert min(every, key=every.__getitem__) == max(own, key=own.__getitem__) == "local only"
+    assert max(worst, key=worst.__getitem__) == "local only"
+    said = f"last on all test images ({show(every['local only'])} %) and first on each client's own"
+    assert f"{said} ({show(own['local only'])} %), where neither FedRBN nor FedAvg is above" in text
+    assert f"A constant reaches {show(float(np.mean(of_own)))} % of them, and {show(of_all)} % of all." in text
+    for method in ("FedAvg", "FedBN", "FedRBN"):  # "stay below that constant, without an attack too"
+        assert own[method] <= np.mean(over_seeds(method, "own_natural")) < np.mean(of_own)
+    ps, lines = {}, {}
+    for method in ("FedRBN", "FedBN", "local only"):
+        apart = np.array(rows[method][1]) - np.array(rows["FedAvg"][1])
+        error = (apart.std(ddof=1) + 50 / min(small)) / 2**0.5  # half an image, as docs/compare.md says
+        half, mean = float(stats.t.ppf(0.975, 1)) * error, float(apart.mean())
+        most = f"{np.ceil(10 * max(half - mean, half + mean)) / 10:.1f}" if method == "local only" else "--"
+        lines[method] = f"{show(mean)} ({show(mean - half)} to {show(mean + half)})", most
+        ps[method] = 2 * float(stats.t.sf(abs(mean) / error, 1))
+    for (method, (points, most)), corrected in zip(lines.items(), holm([*ps.values()]), strict=True):
+        assert f"| {method} - FedAvg | {points} | {most} | {p(corrected)} |" in text and corrected > 0.05
+
+
 def test_quoted_sentences_stand_on_their_pages():
     quoted = re.findall(r"^\| \[[^]]+\]\(([\w-]+\.md)\) \| (.*?) \|$", page("README.md"), re.MULTILINE)
     assert {name for name, _ in quoted} == {each.name for each in RESULTS.glob("*.md")} - {

@@ -176,13 +176,22 @@ def test_a_training_that_diverged_is_said_to_have_wherever_its_numbers_stand(com
 
 
 def test_every_committed_network_has_learned(committed: Mapping[str, Store]) -> None:
-    """But for constant ones, and those that the page on malicious clients says are destroyed: the mean with IPM 100."""
+    """But for constant ones, those that the page on malicious clients says are destroyed (the mean with IPM 100), and
+    models that the page on personalised methods says are at chance, of own images or of all.
+    """
     below = {}
     for file, store in committed.items():
         why = doubts_of(list(store.cells()), store)
         below[file] = {cell for (cell, _), found in why.items() if NOT_LEARNED & {doubt.code for doubt in found}}
     constant = {c for c, s in committed["fat-bounds-fmnist25"].cells().items() if s["model"]["name"] == "constant"}
     assert below.pop("fat-bounds-fmnist25") == constant and len(constant) == 30
+    personal = committed["fat-personal-cpu"].cells()
+    why = doubts_of(list(personal), committed["fat-personal-cpu"])
+    at_chance = {(personal[cell]["algorithm"]["name"], personal[cell]["seed"], parsed(stage).metric)
+                 for (cell, stage), found in why.items() if NOT_LEARNED & {doubt.code for doubt in found}}  # fmt: skip
+    of_own = {(name, seed, "own_natural") for name in ("fedavg", "fedbn", "fedrbn") for seed in (0, 1)}
+    assert at_chance == {*of_own, ("local_only", 0, "natural")}
+    del below["fat-personal-cpu"]
     assert len(below) > 10 and {file for file, found in below.items() if found} == {"fat-byzantine-cpu"}
     specs = [committed["fat-byzantine-cpu"].cells()[cell] for cell in sorted(below["fat-byzantine-cpu"])]
     assert [spec["malicious"]["attack"] for spec in specs] == [{"name": "ipm", "epsilon": 100.0}] * 5
@@ -196,7 +205,7 @@ def test_every_committed_network_has_learned(committed: Mapping[str, Store]) -> 
         ("fat-baselines", "cpu", "baselines"), ("fat-transformers-trained-jpeg75", "cpu", "fat-transformers"),
         ("fat-byzantine", "skew", "byzantine"), ("fat-bounds", "fmnist25", "bounds"),
         ("fedvkd-robust", "cpu", "fedvkd-robust"), ("fedvkd-cifar10-jpeg75", None, "fedvkd"),
-        ("fedaux-imagenet-jpeg75", "cpu", "fedaux"),
+        ("fedaux-imagenet-jpeg75", "cpu", "fedaux"), ("fat-personal", "cpu", "personal"),
     ],
 )  # fmt: skip
 def test_a_suite_is_quoted_with_one_sentence(
@@ -218,7 +227,8 @@ def test_a_suite_is_quoted_with_one_sentence(
     index = (RESULTS / "README.md").read_text(encoding="utf-8").splitlines()
     quoted = next(line for line in index if f"]({page}.md) |" in line)
     size = re.search(r"at most ([\d.]+) points|is ([\d.]+) points", said)
-    told = "neither FedWAvg(1) nor FedAvg is above" if size is None else f"{size[1] or size[2]} points"
+    sides = re.match(r"(.+) and (.+) are no better than", said)
+    told = f"{size[1] or size[2]} points" if size else f"neither {sides[1]} nor {sides[2]} is above" if sides else said
     ends = sorted(f"{abs(100 * end):.1f}" for end in (found.test.low, found.test.high))
     for text in (quoted, (RESULTS / f"{page}.md").read_text(encoding="utf-8")):
         if page in ("fedvkd", "fedvkd-robust", "fedaux"):  # these give the interval, not its larger end by itself
