@@ -203,7 +203,7 @@ def _evaluated(asked: DataFrame, stored: Stored) -> Found:
         elif (own := stored.own.get((cell, stage))) is not None and (source.client != -1 or source.stage in OVER_OWN):
             if (of_own := own.number(source)) is None:
                 continue
-            (value, n), doubts = of_own, ()
+            value, n = of_own
         elif source.stage in OVER_OWN:
             continue  # one set of images for all
         elif source.stage.startswith(PRIOR_STAGE):
