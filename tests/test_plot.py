@@ -175,3 +175,5 @@ def test_a_table_is_drawn_as_a_heat_map(prepared: Path, suite: Suite, run: Calla
     assert code == 2 and f"report --table {id} --format csv" in said
     code, _, said = run("plot", "drawn.yaml", "--figure", id, "-k", "seed=77")
     assert code == 3
+    code, _, said = run("plot", "drawn.yaml", "--figure", "X")
+    assert code == 2 and f"(known: {id}, " in said

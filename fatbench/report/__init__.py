@@ -225,7 +225,8 @@ def build_figures(
 
     ids = [figure.id for figure in suite.figures]
     if figure_id is not None and figure_id not in ids:
-        raise SpecError(f"suite '{suite.name}' has no figure '{figure_id}'{did_you_mean(figure_id, [*ids, 'forest'])}")
+        known = [*ids, "forest", *(table.id for table in suite.tables)]  # a table is drawn as a heat map
+        raise SpecError(f"suite '{suite.name}' has no figure '{figure_id}'{did_you_mean(figure_id, known)}")
     figures = [figure for figure in suite.figures if figure_id in (None, figure.id)]
     if store is None:
         return series.build(suite, plan, stored([], select, checkpoints=plan.checkpoints), figures)
