@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from typing import Any
 
 import pyautoattack
@@ -11,8 +12,9 @@ from hypothesis import strategies as st
 
 from fatbench import testing
 from fatbench.engine.inject import requested_arguments
+from fatbench.errors import SpecError
 from fatbench.methods import knowing_adversaries
-from fatbench.suite import calls, entry, signatures
+from fatbench.suite import calls, cells, entry, signatures
 from fatbench.testing import choices, limits, settings, spec
 
 __all__ = [
@@ -57,6 +59,15 @@ def refusals(kind: str, name: str) -> set[str]:
 
 def takes(kind: str, name: str, setting: str) -> bool:
     return setting in {one.name for one in signatures.describe(kind, name).settings}
+
+
+def refusal_of(cell: Mapping[str, Any]) -> str:
+    """What is said of a cell that cannot be; empty: it can."""
+    try:
+        cells.canonical(cell, "here")
+    except SpecError as error:
+        return str(error)
+    return ""
 
 
 def given_what_it_asks(function: Any, **offers: Any) -> Any:

@@ -7,13 +7,13 @@ import math
 
 import pytest
 import torch
+from members import refusal_of
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fatbench.engine import randomness as rng
 from fatbench.engine.local import LocalTraining
 from fatbench.engine.rounds import Problem, State
-from fatbench.errors import SpecError
 from fatbench.methods.algorithms.gradient_inversion import gradient_inversion
 from fatbench.methods.defences import DEFENCES
 from fatbench.methods.inversions import INVERSIONS
@@ -22,7 +22,6 @@ from fatbench.methods.inversions.simulated import simulate_steps
 from fatbench.methods.inversions.upload import Observation, differentiable, gradients, trained_gradients
 from fatbench.methods.objectives import standard
 from fatbench.models import MODELS
-from fatbench.suite import cells
 
 DOUBLE = torch.float64
 
@@ -274,11 +273,7 @@ def refused(**algorithm: object) -> str:
         "algorithm": {"name": "gradient_inversion", "rounds": 1, "objective": "standard", "defence": "none",
                       "inversion": "matching", "batch": 2, **algorithm},
     }  # fmt: skip
-    try:
-        cells.canonical(spec, "here")
-    except SpecError as error:
-        return str(error)
-    return ""
+    return refusal_of(spec)
 
 
 LOCAL = {"batch": 2, "lr": 0.1, "objective": "standard"}

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from members import refusal_of
 from torch import Generator, Tensor
 
 from fatbench.engine import randomness as rng
@@ -14,13 +15,11 @@ from fatbench.engine.local import LocalTraining
 from fatbench.engine.malicious import Malicious
 from fatbench.engine.optimizers import ServerTraining
 from fatbench.engine.rounds import Problem, Round, State
-from fatbench.errors import SpecError
 from fatbench.methods.adversaries import ADVERSARIES
 from fatbench.methods.algorithms.fedgkt import fedgkt
 from fatbench.methods.feature_adversaries import feature_backdoor, feature_flip, feature_noise, feature_swap
 from fatbench.methods.objectives import standard
 from fatbench.models import MODELS
-from fatbench.suite import cells
 
 H, Z = torch.tensor([1.0, 2.0, 3.0]).view(3, 1, 1, 1), torch.eye(3)
 
@@ -136,11 +135,7 @@ def refused(attack: object, algorithm: dict | None = None) -> str:
         "model": model, "malicious": {"clients": 1, "attack": attack},
         "algorithm": {"rounds": 1, "local": local, **algorithm},
     }  # fmt: skip
-    try:
-        cells.canonical(spec, "here")
-    except SpecError as error:
-        return str(error)
-    return ""
+    return refusal_of(spec)
 
 
 @pytest.mark.parametrize(

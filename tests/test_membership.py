@@ -6,13 +6,12 @@ import math
 
 import pytest
 import torch
+from members import refusal_of
 from torch import Generator, Tensor, nn
 
 from fatbench.engine.rounds import Cost, Problem, Round, State, Stats, Update
-from fatbench.errors import SpecError
 from fatbench.methods.intervals import clopper_pearson
 from fatbench.methods.membership import against_others, log_odds, membership, rates, summary
-from fatbench.suite import cells
 
 STATS = Stats(0.0, 0.0, 0.0, 1, 1.0, 1)
 
@@ -118,11 +117,7 @@ def refused(algorithm: dict | None = None, clients: int = 4, monitor: object = "
         "algorithm": algorithm or {"name": "fedavg", "rounds": 1, "aggregator": "samples", "local": local},
         "diagnostic": {"name": "membership", "calibration": 150, "outsiders": 150, **diagnostic},
     }  # fmt: skip
-    try:
-        cells.canonical(spec, "here")
-    except SpecError as error:
-        return str(error)
-    return ""
+    return refusal_of(spec)
 
 
 SGD = {"name": "fedsgd", "rounds": 1, "batch": 4, "lr": 0.1, "objective": "standard", "defence": "none"}
