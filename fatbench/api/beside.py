@@ -16,7 +16,7 @@ from ruamel.yaml import YAML
 from fatbench.api.making import points_with
 from fatbench.errors import SpecError
 from fatbench.suite.files import Suite
-from fatbench.suite.trees import merge
+from fatbench.suite.trees import merge, nested
 
 PATHS = {  # kind -> where its function stands in a cell
     "method": ("algorithm",),
@@ -69,7 +69,7 @@ def _row(kind: str, name: str, suite: Suite) -> tuple[str, str, dict[str, Any]]:
     if axis is not None:
         clients = _value_at(suite.contents.base, ("partition", "clients"))
         split = {"clients": clients} if kind == "partition" and clients else {}
-        return axis, name, _nested(path, {"name": name, **split})
+        return axis, name, nested(path, {"name": name, **split})
     if (axis := _axis_of_baseline(suite)) is None:
         raise SpecError(f"suite {suite.name} has no axes, so a row cannot be added to it")
     labels = axes[axis]
@@ -82,7 +82,7 @@ def _row(kind: str, name: str, suite: Suite) -> tuple[str, str, dict[str, Any]]:
         call |= {key: value for key, value in earlier_call.items() if key == "attack"}
     if kind == "method":
         call |= {key: value for key, value in earlier_call.items() if key in ("rounds", "aggregator", "local")}
-    override = _nested(path, call)
+    override = nested(path, call)
     if kind == "adversary":
         override["malicious"] = {"clients": 1, **override["malicious"]}
     rows = kind in ("method", "aggregator", "objective")
@@ -94,12 +94,6 @@ def _value_at(node: Any, path: Sequence[str]) -> Any:
     for key in path:
         node = node.get(key) if isinstance(node, Mapping) else None
     return node
-
-
-def _nested(path: Sequence[str], value: Any) -> Any:
-    for key in reversed(path):
-        value = {key: value}
-    return value
 
 
 def _attack(name: str, suite: Suite) -> dict[str, Any]:

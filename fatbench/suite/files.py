@@ -234,11 +234,9 @@ def _nested(setting: str) -> Tree:
     """{algorithm: {local: {lr: 0.02}}} from "algorithm.local.lr=0.02"."""
     path, _, text = setting.partition("=")
     value: Any = trees.parse(f"value: {text}", Path("--set")).get("value")
-    for key in reversed(path.split(".")):
-        if not key:
-            raise SpecError(f"expected a setting such as algorithm.local.lr=0.02, got '{setting}'", option="set")
-        value = {key: value}
-    return dict(value)
+    if not all(path.split(".")):
+        raise SpecError(f"expected a setting such as algorithm.local.lr=0.02, got '{setting}'", option="set")
+    return dict(trees.nested(path.split("."), value))
 
 
 def name_with_settings(name: str, settings: Sequence[str] | None) -> str:

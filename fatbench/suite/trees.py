@@ -40,6 +40,11 @@ def merge(base: Any, override: Any) -> Any:
     return {**base, **{key: merge(base[key], value) if key in base else value for key, value in override.items()}}
 
 
+def nested(keys: Sequence[str], value: Any) -> Any:
+    """{"algorithm": {"local": {"lr": 0.02}}} from the keys that lead to a value, outermost first."""
+    return functools.reduce(lambda inner, key: {key: inner}, reversed(keys), value)
+
+
 def depth(tree: Any, keys: Iterable[str | int]) -> int:
     """The number of the keys, from the first on, that lead into the tree."""
     found = 0

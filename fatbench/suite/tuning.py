@@ -24,7 +24,7 @@ from fatbench.errors import SpecError, did_you_mean
 from fatbench.suite import folders
 from fatbench.suite.cells import Cell, digest
 from fatbench.suite.model import Key, Override, Tune
-from fatbench.suite.trees import Tree, merge
+from fatbench.suite.trees import Tree, merge, nested
 from fatbench.suite.types import number
 
 if TYPE_CHECKING:
@@ -40,17 +40,12 @@ ENDING = ".tuned.yaml"
 
 def settings_by_label(tune: Tune) -> dict[str, Tree]:
     """label -> settings of each trial: {"lr=0.01 momentum=0": {"algorithm": {"local": {...}}}}."""
-    found = {}
+    paths, found = [path.split(".") for path in tune.settings], {}
     for values in itertools.product(*tune.settings.values()):
-        label = " ".join(
-            f"{path.rpartition('.')[2]}={value}" for path, value in zip(tune.settings, values, strict=True)
-        )
-        found[label] = functools.reduce(merge, map(_nested, tune.settings, values))
+        chosen = [*zip(paths, values, strict=True)]
+        label = " ".join(f"{path[-1]}={value}" for path, value in chosen)
+        found[label] = functools.reduce(merge, (nested(path, value) for path, value in chosen))
     return found
-
-
-def _nested(path: str, value: Any) -> Tree:
-    return functools.reduce(lambda inner, key: {key: inner}, reversed(path.split(".")), value)
 
 
 def trials(contents: Contents, tree: Tree) -> Tree:
@@ -177,19 +172,19 @@ def tuned_file(suite: str, preset: str, folder: Path) -> Path:
     return folder / name if (folder / name).is_file() else Path(name)
 
 
-def overrides(tune: Tune, tuned: Tree, cells: Sequence[Cell], file: Path, command: str) -> list[Override]:
+def overrides(tune: Tune, tuned: Tree, cells: Sequence[Cell], file: Path, remedy: str) -> list[Override]:
     """The choices of a file as overrides. SpecError: they were made from other trials than those of the suite."""
     if tuned.get("trials") != trials_digest(cells):
         asked = tune.model_dump(mode="json")
         other = next((key for key, value in asked.items() if (tuned.get("tune") or {}).get(key) != value), "")
         what = f"with other {other}" if other else "from cells with other settings"
-        raise SpecError(f"{file}: chosen {what} than those of the suite: {command}")
+        raise SpecError(f"{file}: chosen {what} than those of the suite: {remedy}")
     by_label = settings_by_label(tune)
     try:
         return [Override.model_construct(when=_labels(row["when"]), having={}, set=by_label[row["trial"]])
                 for row in tuned["rows"]]  # fmt: skip
     except (KeyError, TypeError, AttributeError):
-        raise SpecError(f"{file}: not a file of choices: {command}") from None
+        raise SpecError(f"{file}: not a file of choices: {remedy}") from None
 
 
 def _labels(key: Key) -> dict[str, list[str]]:
@@ -216,8 +211,8 @@ def sentence(tune: Tune, tuned: Tree) -> str:
         chosen.append(f"{', '.join(row['when'].values()) or 'all rows'}: {row['trial']}{edge}")
     cases = sum(1 for _ in itertools.product(*tune.worst_over.values()))
     worst = f", the worst of {cases} cases" if cases > 1 else ""
-    number = len(settings_by_label(tune)) * len(tune.seeds) * cases
+    count = len(by_label) * len(tune.seeds) * cases
     return (
-        f"each row was tuned by {number} trials ({tried}; {len(tune.seeds)} seeds of their own; by {tune.by} on "
+        f"each row was tuned by {count} trials ({tried}; {len(tune.seeds)} seeds of their own; by {tune.by} on "
         f"validation images{worst}): {'; '.join(chosen)}"
     )

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 # Okabe and Ito's palette less yellow, which is too light on white
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 # Tol's muted palette less its sand, and black: for more lines than that has colours
-MANY_COLOURS = (
+MUTED = (
     "#332288", "#CC6677", "#117733", "#AA4499", "#999933", "#88CCEE", "#000000", "#882255", "#44AA99", "#777777"
 )  # fmt: skip
 STYLES: tuple[Any, ...] = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1, 1, 1)), (0, (1, 1)))
@@ -101,8 +101,8 @@ def _style_of(position: int, label_count: int) -> Style:
         from matplotlib import colormaps
 
         return Style(colormaps["viridis"](0.9 * (position / (label_count - 1))), 0, None, 0.9)
-    if len(COLOURS) < label_count <= len(MANY_COLOURS):
-        return Style(MANY_COLOURS[position], position % 7, position % 7)
+    if len(COLOURS) < label_count <= len(MUTED):
+        return Style(MUTED[position], position % 7, position % 7)
     palette_round = position // len(COLOURS)  # the eighth has the colour of the first and another style
     return Style(COLOURS[position % 7], (position + palette_round) % 7, (position + palette_round) % 7)
 
