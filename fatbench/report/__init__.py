@@ -300,13 +300,12 @@ def draw_forest(
     differences = contrasts.from_baseline(plan, numbers.evaluated, declared=declared)
     if not differences:
         raise NothingMatched(f"'{plan.suite}', preset {plan.preset}, has no two methods with the same evaluation")
-    preset = "" if plan.preset == "paper" else f"-{plan.preset}"
     stages = [(cell, number.stage) for cell in plan.cells for number in numbers.evaluated(cell.id).values()]
     facts = table_facts.Facts(row for cell, stage in stages for row in numbers.behind(cell, stage, "", 0))
     origin = [f"suite: {plan.suite}, preset {plan.preset}"]
     for name in ("commit", "device", "precision"):
         origin.append(f"{name}: {', '.join(sorted(facts.values(name)))}")
-    caption, file = forest.caption(differences, label(plan)), folder / f"{plan.suite}-{forest.ID}{preset}.{format}"
+    caption, file = forest.caption(differences, label(plan)), folder / f"{plan.suite}-{forest.ID}{plan.ending}.{format}"
     with plots.settings(**plots.SERIF if serif else {}):
         figure = forest.figure_of(differences, plan.metrics(), label(plan), width)
         said = f"{'; '.join(origin)}; {caption}"
@@ -324,9 +323,8 @@ def draw_table(
     if not sheets or not any(entry.mean is not None for entry in sheets[0].all()):
         raise NothingMatched(f"nothing of table {id} of '{plan.suite}', preset {plan.preset}, is measured yet")
     (sheet,) = sheets
-    preset = "" if plan.preset == "paper" else f"-{plan.preset}"
     notes = "; ".join(f"{name}: {text}" for name, text in sheet.notes)
     with plots.settings(**plots.SERIF if serif else {}):
         figure = heat_map.figure_of(sheet, width)
-        file = folder / f"{plan.suite}-{id}{preset}.{format}"
+        file = folder / f"{plan.suite}-{id}{plan.ending}.{format}"
         return plots.save(figure, file, sheet.title, notes, None if width is None else f"{sheet.title}\n")

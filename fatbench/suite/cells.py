@@ -125,6 +125,11 @@ class Plan:
     untuned: str = field(default="", compare=False)  # the command that tunes its rows, until it has run
     resolved: bool = field(default=False, compare=False)  # True: the cells' ids are those of the runs to read
 
+    @property
+    def ending(self) -> str:
+        """What the names of its files end in: "-quick"; nothing for the preset `paper`."""
+        return "" if self.preset == "paper" else f"-{self.preset}"
+
     def to_run(self) -> list[Cell]:
         """The cells to run, each once; first the origins, of any suite, from whose models others start."""
         own_cells = {cell.id: cell for cell in self.unique()}

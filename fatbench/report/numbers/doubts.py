@@ -27,6 +27,7 @@ from fatbench.report.numbers.statistics import binomial_tail
 from fatbench.store.doubt_names import IN_ROUNDS, PREFIX
 from fatbench.store.stage_names import parsed
 from fatbench.suite import facts
+from fatbench.suite.asked import attack_of
 from fatbench.suite.signatures import names
 from fatbench.suite.types import number, seeds_text
 
@@ -316,7 +317,7 @@ def _stored_doubts(metrics: Mapping[str, tuple[float, int]]) -> Iterable[Doubt]:
 
 def _role(attack: Mapping[str, Any]) -> str:
     """The role of an attack; empty where its function is not installed."""
-    own_settings = {key: value for key, value in attack.items() if key not in ("implementation", "origin", "on")}
+    own_settings = attack_of(attack)
     try:
         return facts.role(own_settings) if own_settings.get("name") in names("Attack") else ""
     except FatbenchError:

@@ -66,8 +66,7 @@ class Part:
     @property
     def file(self) -> str:
         """The name of its page; no two parts share one, and none is named as the index."""
-        preset = "" if self.plan.preset == "paper" else f"-{self.plan.preset}"
-        name = re.sub(r"[^A-Za-z0-9._-]", lambda c: f"~{ord(c[0]):x}~", f"{self.plan.suite}{preset}")
+        name = re.sub(r"[^A-Za-z0-9._-]", lambda c: f"~{ord(c[0]):x}~", f"{self.plan.suite}{self.plan.ending}")
         return "~index.html" if name == "index" else f"{name}.html"
 
     @property
