@@ -153,10 +153,7 @@ def leakage(
     update = result.updates[0]
     target_indices = problem.shards[update.client][:target_clients]
     x = pixels(problem, problem.images[target_indices]).contiguous()
-    # sorted, so that a target's row in the gallery can be searched for
-    gallery_indices = torch.unique(
-        torch.cat([target_indices, torch.arange(min(candidates, len(problem.images))).to(target_indices)])
-    )
+    gallery_indices = image_measures.candidates_with(target_indices, candidates, len(problem.images))
     gallery = pixels(problem, problem.images[gallery_indices])
     truth = torch.searchsorted(gallery_indices, target_indices)
     reconstructions: dict[str, Tensor] = {}

@@ -77,9 +77,8 @@ def exposure(
     rows = [of_upload[:targets] for _, of_upload in behind if len(of_upload)][:clients]
     if not attacked:  # chance drew nobody's image
         return {}
-    first = torch.arange(min(candidates, len(problem.images))).to(rows[0])
-    gallery_indices = torch.unique(torch.cat([*rows, first]))
-    pictures = [problem.images[gallery_indices], images[: candidates - len(first)]]
+    gallery_indices = image_measures.candidates_with(torch.cat(rows), candidates, len(problem.images))
+    pictures = [problem.images[gallery_indices], images[: max(0, candidates - len(problem.images))]]
     gallery = torch.cat([small(pixels(problem, chunk)) for part in pictures for chunk in part.split(250)])
     truth = [torch.searchsorted(gallery_indices, of_client.contiguous()) for of_client in rows]
     public = pixels(problem, images[:surrogate_images])

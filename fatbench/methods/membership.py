@@ -20,7 +20,7 @@ from collections.abc import Callable
 from typing import Literal
 
 import torch
-from torch import Generator, Tensor
+from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
 from fatbench.engine.gradients import logits_of
@@ -134,12 +134,13 @@ def against_others(phi: Tensor, k: int) -> Tensor:
 
 def log_odds(problem: Problem, state: Tensors, pictures: Tensor, y: Tensor) -> Tensor:
     """(n,) float64: log p_y - log(1 - p_y), from the log-softmax."""
-    model, values = load(problem, state).eval(), []
-    for chunk, of_chunk in zip(pictures.split(CHUNK), y.split(CHUNK), strict=True):
-        log_p = logits_of(model, pixels(problem, chunk)).double().log_softmax(1)
-        other = log_p.scatter(1, of_chunk[:, None], -torch.inf).logsumexp(1)
-        values.append(log_p.gather(1, of_chunk[:, None])[:, 0] - other)
-    return torch.cat(values)
+
+    def of(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        log_p = logits_of(model, x).double().log_softmax(1)
+        other = log_p.scatter(1, y[:, None], -torch.inf).logsumexp(1)
+        return log_p.gather(1, y[:, None])[:, 0] - other
+
+    return _in_chunks(problem, state, pictures, y, of)
 
 
 def losses(
@@ -151,12 +152,20 @@ def losses(
     generator: Generator,
 ) -> Tensor:
     """(n,) float64: the cross-entropy of each image, or of what an attack makes of it."""
-    model, values = load(problem, state).eval(), []
-    for chunk, of_chunk in zip(pictures.split(CHUNK), y.split(CHUNK), strict=True):
-        x = pixels(problem, chunk)
-        x = x if attack is None else attack(model, x, of_chunk, generator)
-        values.append(F.cross_entropy(logits_of(model, x).double(), of_chunk, reduction="none"))
-    return torch.cat(values)
+
+    def of(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        x = x if attack is None else attack(model, x, y, generator)
+        return F.cross_entropy(logits_of(model, x).double(), y, reduction="none")
+
+    return _in_chunks(problem, state, pictures, y, of)
+
+
+def _in_chunks(
+    problem: Problem, state: Tensors, pictures: Tensor, y: Tensor, of: Callable[[nn.Module, Tensor, Tensor], Tensor]
+) -> Tensor:
+    """What `of` says of each image, by the network with these weights in eval mode."""
+    model, chunks = load(problem, state).eval(), zip(pictures.split(CHUNK), y.split(CHUNK), strict=True)
+    return torch.cat([of(model, pixels(problem, chunk), of_chunk) for chunk, of_chunk in chunks])
 
 
 def calibration_for_the_rate(*, calibration: int, fpr: float) -> str | None:

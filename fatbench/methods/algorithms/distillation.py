@@ -27,7 +27,7 @@ from fatbench.engine.local import Batch, Client, LocalTraining, copy_state, load
 from fatbench.engine.malicious import poisoned_rows
 from fatbench.engine.optimizers import packed, unpacked
 from fatbench.engine.randomness import forked, generator
-from fatbench.engine.rounds import Memory, Metrics, Problem, State, Stats, Tensors
+from fatbench.engine.rounds import Memory, Metrics, Problem, State, Stats, Tensors, Update
 from fatbench.suite.calls import call
 from fatbench.suite.facts import Facts
 from fatbench.suite.types import Attack
@@ -393,19 +393,13 @@ def uploads(transferred: Transferred, **answers: Tensor) -> dict[int, Tensors]:
 
 
 def server_work(
-    losses: Sequence[Tensor],
-    steps: int,
-    examples: int,
-    epochs: int,
-    clean: bool,
-    attack_passes: int,
-    poisoned: int | None,
+    losses: Sequence[Tensor], steps: int, transferred: Transferred, epochs: int, clean: bool, attack_passes: int
 ) -> Metrics:
     """The metrics of the server's work in a round; `losses` are sums over the batches of its last epoch.
 
-    clean: one more forward pass over all examples; attack_passes: forward and backward passes of an attack; poisoned:
-    rows that malicious clients changed.
+    clean: one more forward pass over all examples; attack_passes: forward and backward passes of an attack.
     """
+    examples, poisoned = len(transferred.ids), transferred.poisoned
     return {
         "server_loss": float(torch.stack(list(losses)).double().sum()) / examples,
         "server_steps": float(steps),
@@ -413,6 +407,18 @@ def server_work(
         "server_backward": float(examples * epochs + attack_passes),
         **({} if poisoned is None else {"poisoned": float(poisoned)}),
     }
+
+
+def updates_of(
+    problem: Problem, trained: Mapping[int, tuple[Memory, Stats]], extra: Mapping[int, Tensors]
+) -> list[Update]:
+    """What the clients of a round have sent; those whose rows were left out have sent nothing that is kept."""
+    refused = len(trained) - len(extra)
+    return [
+        Update(k, len(problem.shards[k]), {}, stats, extra[k], refused)
+        for k, (_, stats) in trained.items()
+        if k in extra
+    ]
 
 
 def wire(

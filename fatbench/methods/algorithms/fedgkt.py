@@ -31,7 +31,7 @@ from torch.nn import functional as F
 from fatbench.engine.local import LocalTraining, copy_state, gradients_of, load, precision_context, trainable
 from fatbench.engine.optimizers import ServerTraining, packed, step, unpacked
 from fatbench.engine.randomness import forked
-from fatbench.engine.rounds import Cost, Problem, Round, State, Update
+from fatbench.engine.rounds import Cost, Problem, Round, State
 from fatbench.methods.algorithms.distillation import (
     Inputs,
     check_model,
@@ -45,6 +45,7 @@ from fatbench.methods.algorithms.distillation import (
     taught_clients,
     train_edge,
     transfer,
+    updates_of,
     uploads,
     wire,
 )
@@ -137,11 +138,7 @@ def fedgkt(
         yield Round(
             t,
             state.model,
-            [
-                Update(k, len(problem.shards[k]), {}, stats, extra[k], len(trained) - len(extra))
-                for k, (_, stats) in trained.items()
-                if k in extra
-            ],
+            updates_of(problem, trained, extra),
             None,
             next_state,
             Cost(
@@ -152,15 +149,7 @@ def fedgkt(
                 bytes_down,
             ),
             own=edges,
-            metrics=server_work(
-                losses,
-                steps,
-                len(transferred.ids),
-                server.epochs,
-                server_logits == "clean",
-                inputs.images,
-                transferred.poisoned,
-            ),
+            metrics=server_work(losses, steps, transferred, server.epochs, server_logits == "clean", inputs.images),
         )
         state = next_state
         del transferred, extra, inputs  # frees the features before the next round computes its own

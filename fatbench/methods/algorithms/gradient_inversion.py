@@ -127,9 +127,7 @@ def gradient_inversion(
     reads = (
         None if read_suffixes is None else (*read_suffixes, bias, *(() if labels_from == "client" else head_of(model)))
     )
-    gallery_indices = torch.unique(
-        torch.cat([shard[:image_count], torch.arange(min(candidates, len(problem.images))).to(shard)])
-    )
+    gallery_indices = image_measures.candidates_with(shard[:image_count], candidates, len(problem.images))
     gallery = torch.cat(
         [
             image_measures.shrink(pixels(problem, problem.images[index_chunk]), SMALL)

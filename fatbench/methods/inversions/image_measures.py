@@ -70,6 +70,14 @@ def shrink(images: Tensor, side: int = 32) -> Tensor:
     return F.interpolate(images, size=(side, side), mode="area")
 
 
+def candidates_with(targets: Tensor, candidates: int, images: int) -> Tensor:
+    """Positions of the first `candidates` of so many images and of all targets, each once.
+
+    They are sorted, so that the row of a target can be searched for.
+    """
+    return torch.unique(torch.cat([targets.flatten(), torch.arange(min(candidates, images)).to(targets)]))
+
+
 def identified(images: Tensor, candidates: Tensor, truth: Tensor) -> Tensor:
     """(V,) bool: is the original the likeliest among N candidates (N, C, H, W)? truth: (V,) int64 indices.
 
