@@ -15,33 +15,33 @@ from __future__ import annotations
 import functools
 import json
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import stdev
+from typing import Any
 
 import jinja2
 import pandas
 from filelock import FileLock
 from tabulate import tabulate
 
+import fatbench
 from benchmarks.table import number
-from fatbench import api, packed, report
+from fatbench import api, packed
 from fatbench.report import audit, contrasts, sentences
 from fatbench.report.audit import leads, measured, papers, questions
 from fatbench.report.audit.read_tables import Known
 from fatbench.report.contrasts import Difference
 from fatbench.report.numbers import statistics
-from fatbench.report.numbers.long import frame
-from fatbench.report.pairs import measured_numbers, pairs
+from fatbench.report.pairs import measured_numbers
 from fatbench.report.tables import number_format
-from fatbench.report.tables.combined import combine
 from fatbench.report.tables.sheet import Entry
 from fatbench.store import jsonl
 from fatbench.store.stage_names import parsed
 from fatbench.store.stages import Store
-from fatbench.suite import files, threats
-from fatbench.suite.cells import Cell, Plan
+from fatbench.suite import threats
+from fatbench.suite.cells import Plan
 from fatbench.suite.declared_contrasts import Contrast
 from fatbench.suite.files import Suite
 
@@ -74,6 +74,9 @@ HEADINGS = {"natural": "natural", "fgsm": "FGSM", "pgd7": "PGD-7", "pgd20": "PGD
             "pgd20, exact": "PGD-20; linear: exact",
             "own_pgd20": "PGD-20, own images", "worst:own_pgd20": "own, worst client",
             "worst:own_pgd20, if all were equal": "worst, if all were equal"}  # fmt: skip
+
+
+LABELS = ("name", "row", "metric")  # of a comparison
 
 
 def rows_of(suite: str, preset: str | None = None) -> tuple[str, str]:
@@ -123,7 +126,7 @@ class Rows(Mapping[str, Store]):
 
 def shown(value: float, digits: int = 1) -> str:
     """As the tables round."""
-    return number_format.rounded(value, digits)
+    return number_format.rounded(float(value), digits)
 
 
 class Result:
@@ -153,37 +156,21 @@ class Result:
         return f"{low} to {high}"
 
 
-class Family(Mapping[tuple[str, str], Result]):
+class Family:
     """A suite's declared comparisons by contrast and metric: with `where`, those at these labels of other axes."""
 
-    def __init__(self, comparisons: list[Difference], name: str, where: str | None, digits: int):
-        self.name, self.size = name, len(comparisons)
+    def __init__(self, comparisons: Sequence[Difference], where: str | None = None, digits: int = 1):
+        self.size, self.digits = len(comparisons), digits
         self.comparisons = [one for one in comparisons if where is None or one.row == where]
-        self.digits = digits
-        self.rows = len({one.row for one in self.comparisons}) > 1
 
     def __getitem__(self, key: tuple[str, str]) -> Result:
         (one,) = [one for one in self.comparisons if (one.name, one.metric) == key]
         return Result(one, self.digits)
 
-    def __iter__(self) -> Iterator[tuple[str, str]]:
-        return iter((one.name, one.metric) for one in self.comparisons)
-
-    def __len__(self) -> int:
-        return len(self.comparisons)
-
-    @property
-    def least_p(self) -> str:
-        return sentences.p_text(min(one.p_corrected or 0.0 for one in self.comparisons))
-
     def least_detectable(self, metric: str) -> str:
         """The smallest difference that any comparison of a metric finds with power 0.8 after the correction."""
         sizes = [one.detectable for one in self.comparisons if one.metric == metric and one.detectable is not None]
         return sentences.points_up(min(sizes), self.digits)
-
-    @property
-    def values(self) -> list[Result]:  # type: ignore[override]
-        return [Result(one, self.digits) for one in self.comparisons if one.test is not None]
 
     def table(self) -> str:
         """A row for each comparison that was tested: points with their interval, the size that the data do not exclude
@@ -191,33 +178,30 @@ class Family(Mapping[tuple[str, str], Result]):
 
         If all are of one metric or one contrast, the page names it.
         """
-        several = len({one.metric for one in self.comparisons}) > 1
-        contrasts = len({one.name for one in self.comparisons}) > 1
-        heads = [*(["difference"] if contrasts else []), *(["where"] if self.rows else []),
-                 *(["evaluated"] if several else []),
-                 "points (95 % interval)", "size at most (95 %)", f"p after Holm over {self.size}",
-                 "found with power 0.8" + f" at 0.05 / {self.size}" * (self.size > 1)]  # fmt: skip
+        corrected = f" at 0.05 / {self.size}" * (self.size > 1)
         lines = []
         for one in self.comparisons:
-            if one.test is None:
-                continue
-            result = Result(one, self.digits, self.size)
-            where = [one.row] if self.rows else []
-            metric = [HEADINGS.get(one.metric, one.metric)] if several else []
-            numbers = [result.interval, result.most, result.p, result.detectable]
-            lines.append([*([one.name] if contrasts else []), *where, *metric, *numbers])
-        return tabulate(lines, heads, tablefmt="github", disable_numparse=True)
+            if one.test is not None:
+                result = Result(one, self.digits, self.size)
+                metric = HEADINGS.get(one.metric, one.metric)
+                lines.append([one.name, one.row, metric, result.interval, result.most, result.p, result.detectable])
+        heads = ["difference", "where", "evaluated", "points (95 % interval)", "size at most (95 %)",
+                 f"p after Holm over {self.size}", f"found with power 0.8{corrected}"]  # fmt: skip
+        alike = [len({getattr(one, name) for one in self.comparisons}) == 1 for name in LABELS]
+        kept = [i for i in range(len(heads)) if i >= len(alike) or not alike[i]]
+        picked = [[line[i] for i in kept] for line in (heads, *lines)]
+        return tabulate(picked[1:], picked[0], tablefmt="github", disable_numparse=True)
 
 
 class Leak:
     """An attack on privacy as a page quotes it."""
 
-    def __init__(self, cell: Cell, metrics: Mapping[str, float]):
-        algorithm = cell.spec["algorithm"]
+    def __init__(self, spec: Mapping[str, Any], metrics: Mapping[str, float]):
+        algorithm = spec["algorithm"]
         clients = algorithm["rounds"] * algorithm["target_clients"]
         parts = [one["name"] for one in (algorithm["manipulation"], algorithm["inversion"]) if one]
         low, high = (shown(100 * metrics[f"identification_{end}"], 0) for end in ("low", "high"))
-        self.attack, self.threat = f"`{', '.join(dict.fromkeys(parts))}`", threats.of_cell(cell.spec)["threat"]
+        self.attack, self.threat = f"`{', '.join(dict.fromkeys(parts))}`", threats.of_cell(spec)["threat"]
         self.named, self.interval = f"{round(clients * metrics['identification'])} of {clients}", f"{low} to {high}"
         self.recovered = shown(100 * metrics["recovered"], 0)
         self.chance = f"{100 * metrics['identification_chance']:.2g}"
@@ -251,60 +235,55 @@ class Pages:
         """The text of a page."""
         return self.templates.get_template(f"{name}.md.j2").render()
 
-    @functools.cache  # noqa: B019  # lives as long as its pages
-    def _plan(self, name: str, preset: str | None, where: str | None) -> tuple[Suite, Plan, Store]:
+    def _asked(self, name: str, preset: str | None = None) -> dict[str, str]:
+        """Where the rows of a suite are, as arguments of the functions of `fatbench`."""
         file, preset = rows_of(name, preset)
-        suite = files.load(name)
-        store = self.stores[file]
-        return suite, api.to_read(suite, suite.plan(preset, None, where), store), store
+        return {"preset": preset, "db": str(self.stores[file].database.path)}
 
-    @functools.cache  # noqa: B019
-    def _families(self, name: str, preset: str | None) -> list[tuple[str, list[Difference]]]:
-        suite, plan, store = self._plan(name, preset, None)
-        of = measured_numbers(store, [cell.id for cell in plan.cells], "last").__getitem__
-        return [(str(tests.family), contrasts.family(tests, plan, of)) for tests in suite.tests if tests.contrasts]
+    def _plan(self, name: str, preset: str | None = None, where: str | None = None) -> tuple[Suite, Plan, Store]:
+        file, preset = rows_of(name, preset)
+        return *api.plan_read(name, preset, None, where, self.stores[file]), self.stores[file]
+
+    @functools.cache  # noqa: B019  # lives as long as its pages
+    def _declared(self, name: str, preset: str | None) -> tuple[Difference, ...]:
+        return fatbench.tests(name, **self._asked(name, preset)).parts
 
     def tests(
         self, name: str, family: str | None = None, where: str | None = None, preset: str | None = None, digits: int = 1
     ) -> Family:
         """A family of comparisons that the suite declares, tested and corrected as a whole; the first by default."""
-        families = self._families(name, preset)
-        title, declared = families[0] if family is None else next(entry for entry in families if entry[0] == family)
-        return Family(declared, title, where, digits)
+        declared = self._declared(name, preset)
+        family = family or declared[0].family
+        return Family([one for one in declared if one.family == family], where, digits)
 
     def exploratory(self, name: str, sides: list[tuple[str, str]]) -> Family:
         """Differences that a suite does not declare, corrected as one family: ("FAT pgd20", "linear exact") of labels
         with the metric of each.
         """
-        suite, plan, store = self._plan(name, None, None)
+        suite, plan, store = self._plan(name)
         of = measured_numbers(store, [cell.id for cell in plan.cells], "last").__getitem__
         weighed = {}
         for pair in sides:
             (a, of_a), (b, of_b) = (side.rsplit(" ", 1) for side in pair)
             weighed[f"{a} - {b}"] = Contrast(str(suite.tests[0].axis), {(a, of_a): 1.0, (b, of_b): -1.0})
         tests = suite.tests[0].model_copy(update={"contrasts": weighed})
-        return Family(contrasts.family(tests, plan, of), "exploratory", None, 1)
+        return Family(contrasts.family(tests, plan, of))
 
-    def _numbers(self, name: str, metric: str, where: str) -> pandas.DataFrame:
-        """The stored numbers of a metric, without those of single clients; fractions."""
-        _, plan, store = self._plan(name, None, where)
-        numbers = frame(store, plan, clients=False)
+    def _numbers(self, name: str, metric: str, preset: str | None = None, **how: Any) -> pandas.DataFrame:
+        """The stored numbers of a metric, fractions. how: arguments of `fatbench.results`."""
+        numbers = fatbench.results(name, stage=None, **how, **self._asked(name, preset))
         return numbers[numbers["metric"] == metric]
 
     def pilot(self, name: str, preset: str, metric: str) -> dict[str, str]:
         """Method -> accuracy in per cent at seed 0."""
-        numbers = frame(self.stores[rows_of(name, preset)[0]], files.load(name).plan(preset, [0]), clients=False)
-        accuracies = numbers[numbers["metric"] == metric].set_index("method")["value"]
-        return {str(method): shown(100 * value) for method, value in accuracies.items()}
+        numbers = self._numbers(name, metric, preset, seeds=[0])
+        return {method: shown(100 * value) for method, value in zip(numbers["method"], numbers["value"], strict=True)}
 
     @functools.cache  # noqa: B019
     def _values(self, name: str, table: str) -> dict[tuple[str, ...], dict[str, Entry]]:
-        suite, plan, store = self._plan(name, None, None)
-        (grid,) = [grid for grid in report.build_tables(suite, plan, store, published=False) if grid.id == table]
-        return {
-            tuple(row.key.values()): {c.heading: v for c, v in zip(grid.columns, row.values[0], strict=True)}
-            for row in grid.rows
-        }
+        (grid,) = fatbench.table(name, table, published=False, **self._asked(name)).grids
+        headings = [column.heading for column in grid.columns]
+        return {tuple(row.key.values()): dict(zip(headings, row.values[0], strict=True)) for row in grid.rows}
 
     def values(self, name: str, table: str) -> dict[tuple[str, ...], dict[str, float | None]]:
         """The labels of a row -> heading -> its mean, in a table of the suite; fractions as such."""
@@ -320,9 +299,8 @@ class Pages:
 
     def one_seed(self, name: str, sides: list[tuple[str, str]], metric: str) -> list[dict[str, str]]:
         """A network against another, for each pair of filters: points with the interval over images, p after Holm."""
-        _, plan, store = self._plan(name, None, None)
-        of = measured_numbers(store, [cell.id for cell in plan.cells], "last").__getitem__
-        tests = [contrasts.compare(pairs(plan, a, b), of, of, [metric])[0].images[0] for a, b in sides]
+        asked = self._asked(name)
+        tests = [fatbench.compare(a, b, suite=name, metric=metric, **asked).parts[0].images[0] for a, b in sides]
         lines = []
         for test, p in zip(tests, statistics.holm([test.p for test in tests]), strict=True):
             mean = (test.only_a - test.only_b) / test.n
@@ -341,51 +319,49 @@ class Pages:
 
         images: "all" of each attack, or those that they have in "common". more: rows below them.
         """
-        suite, plan, store = self._plan(name, preset, where)
-        axes, metrics = ([part.strip() for part in text.split(",")] for text in (rows, columns))
-        combined, all_cells = combine([(suite, plan)], axes, metrics)
-        (grid,) = report.build_tables(combined, all_cells, store, published=False, digits=digits, images=images)
+        (grid,) = fatbench.table(
+            name, rows=rows.split(", "), columns=columns.split(", "), where=where, published=False, digits=digits,
+            images=images, **self._asked(name, preset),
+        ).grids  # fmt: skip
         rows_run = [row for row in grid.rows if any(value.seeds for value in row.values[0])]
         seeds = [max(len(value.seeds) for value in row.values[0]) for row in rows_run]
         several = len(set(seeds)) > 1
         headings = (HEADINGS.get(one.heading, one.heading) for one in grid.columns)
-        heads = [*grid.axes, *(["seeds"] if several else []), *headings]
         lines = []
         for row, count in zip(rows_run, seeds, strict=True):
             cells = [f"{value.number} {value.spread}".rstrip() for value in row.values[0]]
             lines.append([*(row.key.get(axis, "") for axis in grid.axes), *([str(count)] if several else []), *cells])
+        heads = [*grid.axes, *(["seeds"] if several else []), *headings]
         return tabulate([*lines, *more], heads, tablefmt="github", disable_numparse=True)
 
     def kept(self, name: str, where: str, preset: str | None = None) -> str:
         """In how many per cent of the rounds a robust aggregator keeps a malicious client, over them and the seeds."""
-        _, plan, store = self._plan(name, preset, where)
+        numbers = self._numbers(name, "weight", preset, where=where, clients=True)
+        _, plan, _ = self._plan(name, preset, where)
         malicious = {cell.id: cell.spec["malicious"]["clients"] for cell in plan.cells}  # the first clients
-        numbers = store.measurements([*malicious], metrics=["weight"])
-        weights = [row["value"] for row in numbers if 0 <= row["client"] < malicious[row["cell"]]]
-        return shown(100 * sum(weight > 0 for weight in weights) / len(weights), 0)
+        weights = numbers["value"][numbers["client"].between(0, numbers["cell"].map(malicious) - 1)]
+        return shown(100 * float((weights > 0).mean()), 0)
 
     def constants(self, name: str, where: str, own: str) -> list[str]:
         """What a constant reaches, mean and deviation over the seeds: the most frequent class on all test images; each
         client's on its own, in the mean and for the worst client. where: one method. own: the evaluation of own images.
         """
-        _, plan, store = self._plan(name, None, where)
-        of_seeds = []
-        for cell in plan.cells:
-            rows = store.measurements([cell.id], metrics=["chance"])
-            (of_all,) = (row["value"] for row in rows if parsed(row["stage"]).metric == "natural")
-            of_clients = [row["value"] for row in rows if parsed(row["stage"]).metric == own and row["client"] >= 0]
-            of_seeds.append((of_all, fmean(of_clients), min(of_clients)))
-        return [f"{shown(100 * fmean(seeds))} ±{shown(100 * stdev(seeds))}" for seeds in zip(*of_seeds, strict=True)]
+        numbers = self._numbers(name, "chance", where=where, clients=True)
+        evaluated = numbers["stage"].map(lambda stage: parsed(stage).metric)
+        of_all = numbers[evaluated == "natural"].set_index("seed")["value"]
+        of_clients = numbers[(evaluated == own) & (numbers["client"] >= 0)].groupby("seed")["value"]
+        seeds = (of_all, of_clients.mean(), of_clients.min())
+        return [f"{shown(100 * of_seed.mean())} ±{shown(100 * of_seed.std())}" for of_seed in seeds]
 
     def differences(self, name: str, method: str, baseline: str, metric: str) -> list[float]:
         """The difference between two labels of a suite's axis `method` at each seed, in points."""
-        numbers = self._numbers(name, metric, f"method in ['{method}', '{baseline}']")
+        numbers = self._numbers(name, metric, where=f"method in ['{method}', '{baseline}']")
         accuracies = numbers.pivot(index="seed", columns="method", values="value")
         return [*(100 * (accuracies[method] - accuracies[baseline])).dropna()]
 
     def gaps(self, name: str, method: str, other: str, rounds: list[int]) -> list[str]:
         """By how many points the monitored accuracy of a method is above that of another after these rounds."""
-        numbers = self._numbers(name, "monitor", f"method in ['{method}', '{other}']")
+        numbers = self._numbers(name, "monitor", where=f"method in ['{method}', '{other}']")
         means = numbers.groupby(["method", "round"])["value"].mean()
         return [shown(float(100 * (means[method, round] - means[other, round]))) for round in rounds]
 
@@ -393,7 +369,7 @@ class Pages:
         """Which part of an accuracy's variance over runs lies between the labels of an axis, with its 95 % interval, in
         per cent; and the standard deviations between and within labels, in points.
         """
-        numbers = self._numbers(name, metric, where)
+        numbers = self._numbers(name, metric, where=where)
         groups = [100 * group for _, group in numbers[numbers["stage"] != "train"].groupby(axis)["value"]]
         estimate, interval = statistics.share_between([group.tolist() for group in groups])
         within = float(sum(group.var() for group in groups)) / len(groups)
@@ -417,18 +393,17 @@ class Pages:
         """The measured cells of (suite, preset; None: its usual one), each once, and the papers, as one long table."""
         longs = []
         for name, preset in suites:
-            _, plan, store = self._plan(name, preset, None)
-            numbers = frame(store, plan).assign(suite=name)
-            planned = {evaluation.id for cell in plan.cells for evaluation in cell.evaluations}
+            planned = {one.id for cell in self._plan(name, preset)[1].cells for one in cell.evaluations}
+            numbers = fatbench.results(name, **self._asked(name, preset)).assign(suite=name)
             of_suite = [parsed(stage).evaluation in planned for stage in numbers["stage"]]
             longs.append(measured.of_results(numbers[of_suite], Known(paper="*our own*")).numbers)
         return pandas.concat([*longs, audit.of_papers().numbers], ignore_index=True)
 
     def leak(self, name: str, where: str) -> Leak:
         """What an attack makes of what is sent, from the filter of one cell."""
-        _, plan, store = self._plan(name, None, where)
-        (cell,) = plan.cells
-        return Leak(cell, {row["metric"]: row["value"] for row in store.measurements([cell.id]) if row["client"] < 0})
+        (cell,) = self._plan(name, None, where)[1].cells
+        numbers = fatbench.results(name, stage=None, where=where, **self._asked(name))
+        return Leak(cell.spec, dict(zip(numbers["metric"], numbers["value"], strict=True)))
 
     def leaks(self, rows: Iterable[tuple[str, str, str]]) -> str:
         """A table of attacks. rows: (what is sent, suite, filter of one cell); of a batch the best pair counts."""

@@ -39,11 +39,11 @@ from fatbench.report.figures import series
 from fatbench.report.formats import html, latex, latex_text, markdown, records, terminal
 from fatbench.report.numbers import doubts, stored, table_facts
 from fatbench.report.numbers.long import frame
+from fatbench.report.numbers.points import combined
 from fatbench.report.numbers.sources import EVERY, RANGE, Source, in_words, metric_names
 from fatbench.report.numbers.stored import Number as StoredNumber
 from fatbench.report.pairs import measured_numbers
 from fatbench.report.tables import number_format
-from fatbench.report.tables.combined import combine
 from fatbench.report.tables.entries import sheets
 from fatbench.report.tables.notes import shortened
 from fatbench.report.tables.sheet import Column, Entry, Sheet, sorted_by, varying, with_numbers
@@ -726,7 +726,7 @@ def test_cells_of_several_suites_in_one_table(tmp_path: Path) -> None:
     (tmp_path / "other.yaml").write_text(text)
     other = files.load(str(tmp_path / "other.yaml"))
     parts = [(two, two.plan("paper", [6], "split=Non-IID")), (other, other.plan("paper", [6], "split=Non-IID"))]
-    chosen, plan = combine(parts, ["suite", "method"], ["split", "natural", "pgd20"])
+    chosen, plan = combined(parts, ["suite", "method"], ["split", "natural", "pgd20"])
     assert (chosen.name, plan.preset, len(plan.cells)) == ("tiny + other", "paper", 6)
     rows = [
         number(cell, cell.evaluations[0].stage(3), "natural", 3, 0.5 + 0.1 * (cell.key["suite"] == "other"), 10)
@@ -739,7 +739,7 @@ def test_cells_of_several_suites_in_one_table(tmp_path: Path) -> None:
     assert [column.heading for column in grid.columns] == ["natural", "PGD-20"]
     assert [row.values[0][0].mean for row in grid.rows] == [0.5, None, None, 0.6, None, None]
     assert marks(grid)[::3] == ["", "°"]
-    _, plan = combine([(two, two.plan("paper", [6])), (two, two.plan("paper", [6]))], ["split", "method"], [])
+    _, plan = combined([(two, two.plan("paper", [6])), (two, two.plan("paper", [6]))], ["split", "method"], [])
     assert len(plan.cells) == 5  # what two suites share is there once
 
 
@@ -752,7 +752,7 @@ def test_cells_of_several_suites_in_one_table(tmp_path: Path) -> None:
 )
 def test_a_table_of_suites_with_unknown_names(tiny: Suite, rows: list[str], columns: list[str], message: str) -> None:
     with pytest.raises(SpecError, match=re.escape(message)):
-        combine([(tiny, tiny.plan())], rows, columns)
+        combined([(tiny, tiny.plan())], rows, columns)
 
 
 # --- headings with a condition, rows that compete, paired tests --------------------------------------------------

@@ -33,13 +33,13 @@ from fatbench.report.figures import plots
 from fatbench.report.figures.series import Plot
 from fatbench.report.numbers import shown_runs
 from fatbench.report.numbers.long import frame
+from fatbench.report.numbers.points import combined
 from fatbench.report.numbers.statistics import bits_array
 from fatbench.report.numbers.stored import outcomes as outcomes_of
 from fatbench.report.numbers.stored import own_images_of
 from fatbench.report.pairs import label, measured_numbers
 from fatbench.report.site.pages import Part
 from fatbench.report.tables import external_suite as reporting_evaluated
-from fatbench.report.tables.combined import combine
 from fatbench.report.tables.entries import IMAGES
 from fatbench.report.tables.notes import LEVELS
 from fatbench.report.tables.sheet import sorted_by
@@ -256,7 +256,7 @@ def table(
                     _say(why_empty(plan, store, db))
             return DifferenceTable([*map(report_differences.sheet, tables)], notes, tables=tuple(tables))
         if plans and (rows or columns):
-            plans = [combine(plans, names(rows), names(columns))]
+            plans = [combined(plans, names(rows), names(columns))]
         if id:
             plans = with_table(plans, names(id))
         options: dict[str, Any] = {"select": select, "published": published, "digits": digits, "images": images}

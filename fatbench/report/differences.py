@@ -8,6 +8,7 @@ Differences are over seeds and images (`statistics.seeds_and_images`); p is corr
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -17,12 +18,13 @@ from pandas import DataFrame
 
 from fatbench.errors import SpecError
 from fatbench.report.contrasts import Difference, declared_by, from_baseline
+from fatbench.report.numbers.long import long
+from fatbench.report.numbers.points import Points, combined, spread
 from fatbench.report.numbers.stored import read
 from fatbench.report.sentences import p_text, points_up
-from fatbench.report.tables.combined import combine
 from fatbench.report.tables.entries import sheets
 from fatbench.report.tables.number_format import MISSING, TEXTS, csv_text, rounded
-from fatbench.report.tables.sheet import ENTRY, Sheet, varying
+from fatbench.report.tables.sheet import ENTRY, Sheet, names_of, varying
 from fatbench.store.selection import Checkpoint
 from fatbench.suite.cells import Plan
 from fatbench.suite.files import Suite
@@ -64,31 +66,31 @@ def of_plan(
         headings.setdefault(source, heading)
     numbers = read([], plan, store, select)
     axis, label = plan.baseline
-    measured = numbers.at(select)
+    measured = numbers.at(select)[["cell", "label"]]
     by_baseline = measured["cell"].isin([cell.id for cell in plan.cells if cell.key.get(axis) == label])
     # what a single method has would be a column of dashes
-    common = [one for one in metrics if one in {*measured.loc[by_baseline, "label"]}] or metrics
-    combined, cells = combine([(suite, plan)], [], [*(shown_metrics or common)])
-    unranked = combined.tables[0].model_copy(update={"ties": False})  # p is that of the differences alone
-    combined = replace(combined, contents=combined.contents.model_copy(update={"tables": [unranked]}))
-    (whole,) = sheets(combined, cells, numbers, published=False)
-    rows, _ = whole.having(lambda value: value.mean is not None)
-    ids = {id for row in rows for values in row.values for value in values for id in value.cells}
-    cells = replace(cells, cells=[cell for cell in cells.cells if cell.id in ids] if rows else cells.cells)
-    (grid,) = sheets(combined, cells, numbers, published=False, digits=digits, images=images)
-    if not_measured := whole.names_without(rows):
-        grid.notes.append(("not measured", "; ".join(not_measured)))
+    shown = [*shown_metrics] or [one for one in metrics if one in {*measured.loc[by_baseline, "label"]}] or metrics
+    suite_of_one, one_plan = combined([(suite, plan)], [], shown)
+    table = suite_of_one.tables[0].model_copy(update={"ties": False})  # p is that of the differences alone
+    suite_of_one = replace(suite_of_one, contents=suite_of_one.contents.model_copy(update={"tables": [table]}))
+    points, _ = Points.of(one_plan, spread(table, one_plan))
+    assert points is not None  # the metric is one of the plan's
+    values = long(one_plan, points, numbers)[0][["row", "value"]].astype({"value": float})
+    rows = {points.rows[row] for row in values["row"][values["value"].abs() < math.inf]}
+    of_rows = {cell.id for (row, _), by_heading in points.cells.items() if row in rows
+               for cells in by_heading.values() for cell in cells}  # fmt: skip
+    one_plan = replace(one_plan, cells=[cell for cell in one_plan.cells if cell.id in of_rows or not rows])
+    (grid,) = sheets(suite_of_one, one_plan, numbers, published=False, digits=digits, images=images)
+    if left := names_of(points.axes, [*map(dict, points.rows)], [dict(row) for row in points.rows if row not in rows]):
+        grid.notes.append(("not measured", "; ".join(left)))
     headed = [replace(column, heading=headings.get(column.metric, column.metric)) for column in grid.columns]
     name = f"{suite.title}: differences from {label}"
     grid = replace(grid, id=f"differences-{metric}", name=name, columns=headed)
-    if not rows:
-        grid = grid.only([], range(len(headed)))
+    grid = grid if rows else grid.only([], range(len(headed)))
     differences = from_baseline(plan, numbers.evaluated, [metric], declared_by(suite.tests, plan, numbers.evaluated))
-    of_rows = []
-    for row in grid.rows:
-        ids = {cell for value in row.values[0] for cell in value.cells}
-        of_rows.append(next((one for one in differences if one.cells <= ids), None))
-    return Differences(grid, of_rows, metric, headings.get(metric, metric), plan.baseline, digits)
+    shown_cells = [{cell for value in row.values[0] for cell in value.cells} for row in grid.rows]
+    beside = [next((one for one in differences if one.cells <= ids), None) for ids in shown_cells]
+    return Differences(grid, beside, metric, headings.get(metric, metric), plan.baseline, digits)
 
 
 def sheet(table: Differences) -> Sheet:
@@ -107,10 +109,10 @@ def sheet(table: Differences) -> Sheet:
     empty = {**ENTRY, **dict.fromkeys(TEXTS, ""), "difference": None}
     further = []
     for labels, one in zip(grid.entries.drop_duplicates("row").to_dict("records"), table.differences, strict=True):
-        for at, (number, spread) in enumerate(_texts(one, table.digits), width):
+        for at, (number, interval) in enumerate(_texts(one, table.digits), width):
             # a number that is there keeps its column
             mean = None if number in ("", MISSING) else 0.0
-            shown = {"mean": mean, "planned": bool(number), "number": number, "spread": spread}
+            shown = {"mean": mean, "planned": bool(number), "number": number, "spread": interval}
             further.append(labels | empty | shown | {"column": at})
     entries = pandas.concat([grid.entries, DataFrame(further, columns=grid.entries.columns, dtype=object)])
     entries = entries.sort_values(["row", "group", "column"], kind="stable", ignore_index=True)

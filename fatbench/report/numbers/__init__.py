@@ -2,7 +2,7 @@
 
 stored        the one reader: numbers, outcomes, doubts, and what a report or comparison needs of them
 sources       what the sources of a suite file name
-points        the cells of a point of the grid
+points        the cells of a point of the grid; one table over several suites (`combined`)
 long          a row for each number: of one seed of a table or figure, or of all that is stored (`frame`)
 shown_runs    which of several runs is shown
 sql_tables    fills the view `results`: doubts and shown runs

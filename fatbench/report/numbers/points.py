@@ -8,14 +8,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from fatbench.errors import SpecError
+from fatbench.errors import SpecError, did_you_mean
 from fatbench.report.numbers.sources import CLIENT, EVERY, Source, clients
+from fatbench.store.replicates import SIGN
 from fatbench.suite import confounders, cost, standard_attacks, threats
 from fatbench.suite.cells import Cell, Plan
 from fatbench.suite.confounders import Confounder
 from fatbench.suite.files import Suite
 from fatbench.suite.model import Condition, Key
-from fatbench.suite.tables import KEPT, OVER, SERIES, Displayed, Figure, Heading, Table
+from fatbench.suite.model import read as read_node
+from fatbench.suite.standard_attacks import did_you_mean_metric
+from fatbench.suite.tables import KEPT, OVER, SERIES, SOURCE, Displayed, Figure, Heading, Table
 
 Names = tuple[tuple[str, str], ...]  # (axis, label) pairs
 IF_EQUAL = ", if all were equal"  # of the heading beside that of a worst client
@@ -100,6 +103,55 @@ def _with_added(table: Table, plan: Plan) -> Table:
     }
     best = dict.fromkeys(added_headings, "max")
     return table.model_copy(update={"sources": {**table.sources, **added_headings}, "best": {**table.best, **best}})
+
+
+SUITE = "suite"  # the axis of suite names
+
+
+def combined(parts: Sequence[tuple[Suite, Plan]], rows: Sequence[str], columns: Sequence[str]) -> tuple[Suite, Plan]:
+    """Several suites as one with a single table. rows: axes, default all; columns: axes and sources, default metrics.
+
+    "suite" is an axis. If the table does not show it, a cell that several suites have is there once.
+    SpecError: no such axis or metric.
+    """
+    (first, first_plan), plans = parts[0], [plan for _, plan in parts]
+    axes: dict[str, Any] = {SUITE: {suite.name: {} for suite, _ in parts}}  # axis -> label -> overrides
+    for suite, _ in parts:
+        for axis, labels in suite.contents.axes.items():
+            axes.setdefault(axis, {}).update(labels)
+    metrics = [*dict.fromkeys(e.sweep or e.label for plan in plans for c in plan.cells for e in c.evaluations)]
+    known = {*metrics, *(metric for plan in plans for radii in sweeps(plan).values() for metric in radii)}
+    across, sources = ([one for one in columns if (one in axes) is is_axis] for is_axis in (True, False))
+    for source in sources:
+        match = SOURCE.match(source)
+        of_training = match is not None and match["stage"] == "train"
+        if match is None or not (of_training or known.issuperset((match["metrics"] or match["metric"]).split("+"))):
+            hint = did_you_mean_metric(source, [*axes, *metrics])
+            raise SpecError(f"no axis or metric is named '{source}'{hint}", option="metric")
+    if unknown := [axis for axis in rows if axis not in axes]:
+        raise SpecError(f"no axis is named '{unknown[0]}'{did_you_mean(unknown[0], axes)}", option="by")
+    row_axes = [*rows] or [axis for axis in axes if axis not in across]
+    cells: dict[object, Cell] = {}
+    for suite, plan in parts:
+        for cell in plan.cells:
+            id = cell.id.partition(SIGN)[0]  # replicates of a cell count as that cell
+            if SUITE in (*row_axes, *across):
+                cells.setdefault(
+                    (suite.name, *cell.key.items(), id), replace(cell, key={SUITE: suite.name, **cell.key})
+                )
+            else:
+                cells.setdefault(id, cell)
+    name = " + ".join(dict.fromkeys(suite.name for suite, _ in parts))
+    values = standard_attacks.headings(sources or metrics)
+    node = {"id": "combined", "title": name, "rows": row_axes, "across": across, "values": values}
+    table = read_node(Table, node, "by, metric", axes=axes, folders=[])
+    contents = first.contents.model_copy(update={"name": name, "tables": [table], "figures": []})
+    presets = " + ".join(dict.fromkeys(plan.preset for plan in plans))
+    notes = " ".join(dict.fromkeys(f"{suite.name}: {plan.note}" for suite, plan in parts if plan.note))
+    checkpoints = [one for one in first_plan.checkpoints if all(one in plan.checkpoints for plan in plans)]
+    resolved = all(plan.resolved for plan in plans)
+    merged = Plan(name, presets, notes, [*cells.values()], checkpoints, where=first_plan.where, resolved=resolved)
+    return replace(first, contents=contents), merged
 
 
 def points_of_table(plan: Plan, table: Table) -> TablePoints:

@@ -1,8 +1,8 @@
 """Leaderboards: every row of one task, of any suite, in one table that can be sorted.
 
 A task is a data set with its variant, a split among clients, and attacks with their settings, in one preset. Attacks on
-privacy are a task of their suite. The table is a sheet like any other (`combined`), so its marks and notes are those of
-the tables.
+privacy are a task of their suite. The table is a sheet like any other (`points.combined`), so its marks and notes are
+those of the tables.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from fatbench.data.catalogue import CATALOGUE
 from fatbench.errors import FatbenchError
 from fatbench.report import build_tables, contrasts, sentences
 from fatbench.report.contrasts import Difference
+from fatbench.report.numbers.points import combined
 from fatbench.report.numbers.sources import OVER_OWN, Source
 from fatbench.report.pairs import measured_numbers
-from fatbench.report.tables import combined
 from fatbench.report.tables.number_format import with_texts
 from fatbench.report.tables.sheet import Row, Sheet, any_number
 from fatbench.store.selection import Checkpoint
@@ -94,8 +94,10 @@ def boards(suite_plans: Sequence[Part], grids: Sequence[Sheet], store: Store, se
     """
     found_tasks = tasks(suite_plans)
     declared: dict[tuple[str, str], list[Difference]] = {}  # suite, preset -> what it declares
+    measured: dict[tuple[str, str], contrasts.NumbersOf] = {}
     for suite, plan in suite_plans:
         numbers_of = measured_numbers(store, {cell.id for cell in plan.cells}, select).__getitem__
+        measured[suite.name, plan.preset] = numbers_of
         of_suite = declared[suite.name, plan.preset] = contrasts.declared_by(suite.tests, plan, numbers_of)
         among = [task for task in found_tasks if task.preset == plan.preset and suite.name in task.parts]
         for tests in suite.tests if among else ():
@@ -106,7 +108,7 @@ def boards(suite_plans: Sequence[Part], grids: Sequence[Sheet], store: Store, se
         grid = _grid(task, store, select)
         board = None if grid is None else _board(task, with_published(grid, grids))
         if board is not None:
-            _answer(board, task, store, select, declared)
+            _answer(board, task, measured, declared)
             made.append(board)
     by_title: dict[str, list[Board]] = {}
     for board in made:
@@ -147,7 +149,10 @@ def paper_order(suite: str) -> int:
 
 
 def _answer(
-    board: Board, task: Task, store: Store, select: Checkpoint, declared: Mapping[tuple[str, str], list[Difference]]
+    board: Board,
+    task: Task,
+    measured: Mapping[tuple[str, str], contrasts.NumbersOf],
+    declared: Mapping[tuple[str, str], list[Difference]],
 ) -> None:
     """Compare the rows with the baselines of their suites and set the board's answer and sentence.
 
@@ -157,9 +162,8 @@ def _answer(
     if "attacker" in board.grid.axes:
         board.sentence = _privacy_sentence(board)
     for suite, plan, cells in task.parts.values() if column.source.stage == "evaluation" else ():
-        numbers_of = measured_numbers(store, {cell.id for cell in cells}, select).__getitem__
-        of_board, of_suite = replace(plan, cells=cells), declared[suite.name, plan.preset]
-        compared = contrasts.from_baseline(of_board, numbers_of, [column.metric], of_suite)
+        of_board, place = replace(plan, cells=cells), (suite.name, plan.preset)
+        compared = contrasts.from_baseline(of_board, measured[place], [column.metric], declared[place])
         board.differences += [one for one in compared if one.test is not None]
     if task.headlines:
         board.answer, board.sentence = task.headlines[0], sentences.finding(task.headlines[0])
@@ -207,7 +211,7 @@ def _grid(task: Task, store: Store, select: Checkpoint) -> Sheet | None:
                 known.setdefault(text, (named, table.best[heading]))
     sources = list(task.evaluations) or list(known)
     try:
-        suite, plan = combined.combine(parts, (), sources)
+        suite, plan = combined(parts, (), sources)
     except FatbenchError:  # what the tables show is not what these cells have
         return None
     names: dict[str, str] = {}

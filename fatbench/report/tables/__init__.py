@@ -2,7 +2,6 @@
 
 entries          a row for each printed number, and the tables of a suite
 sheet            one table: its entries and what is said of it all
-combined         one table over several suites
 external_suite   the suite "evaluate", of models that were trained elsewhere
 significance     which numbers are bold or marked
 notes            the notes under a table

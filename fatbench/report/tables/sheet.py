@@ -231,32 +231,27 @@ class Sheet:
         rows, columns = {entry.row for entry in found}, {entry.column for entry in found}
         return [row for row in self.rows if row.position in rows], sorted(columns)
 
-    def names_without(self, rows: Sequence[Row]) -> list[str]:
-        """The labels of the table's other rows, on the axes in which its rows differ: "MNIST, FAT".
 
-        Rows that several leading labels lack alike are named once: "MNIST and SVHN: FAT; SFAT".
-        """
-        vary = [axis for axis in self.axes if len({row.key.get(axis, "") for row in self.rows}) > 1] or self.axes
-        kept_rows = {row.position for row in rows}
-        last_labels: dict[str, list[str]] = {}  # "MNIST" -> "FAT", "SFAT"
-        for row in self.rows:
-            if row.position not in kept_rows:
-                *leading, last_label = (row.key.get(axis, "") for axis in vary)
-                last_labels.setdefault(", ".join(filter(None, leading)), []).append(last_label)
-        leading_by_last: dict[tuple[str, ...], list[str]] = {}  # ("FAT", "SFAT") -> "MNIST", "SVHN"
-        for leading_text, last_row_labels in last_labels.items():
-            leading_by_last.setdefault(tuple(last_row_labels), []).append(leading_text)
-        names: list[str] = []
-        for shared_labels, leading_texts in leading_by_last.items():
-            if len(leading_texts) > 1 and len(shared_labels) > 1:
-                names.append(f"{' and '.join(leading_texts)}: {'; '.join(shared_labels)}")
-            else:
-                names += [
-                    ", ".join(filter(None, (text, last_label)))
-                    for text in leading_texts
-                    for last_label in shared_labels
-                ]
-        return names
+def names_of(axes: Sequence[str], keys: Sequence[Key], left: Sequence[Key]) -> list[str]:
+    """The labels of some of the rows with these keys, on the axes in which the rows differ: "MNIST, FAT".
+
+    Rows that several leading labels have alike are named once: "MNIST and SVHN: FAT; SFAT".
+    """
+    vary = [axis for axis in axes if len({key.get(axis, "") for key in keys}) > 1] or axes
+    last_labels: dict[str, list[str]] = {}  # "MNIST" -> "FAT", "SFAT"
+    for key in left:
+        *leading, last_label = (key.get(axis, "") for axis in vary)
+        last_labels.setdefault(", ".join(filter(None, leading)), []).append(last_label)
+    leading_by_last: dict[tuple[str, ...], list[str]] = {}  # ("FAT", "SFAT") -> "MNIST", "SVHN"
+    for text, labels in last_labels.items():
+        leading_by_last.setdefault(tuple(labels), []).append(text)
+    names: list[str] = []
+    for shared_labels, texts in leading_by_last.items():
+        if len(texts) > 1 and len(shared_labels) > 1:
+            names.append(f"{' and '.join(texts)}: {'; '.join(shared_labels)}")
+        else:
+            names += [", ".join(filter(None, (text, last))) for text in texts for last in shared_labels]
+    return names
 
 
 def any_number(entry: Entry) -> bool:
@@ -274,17 +269,16 @@ def with_numbers(grid: Sheet, linked_cells: Collection[tuple[str, ...]] = ()) ->
     if not rows or not positions:
         return grid, []
     empty_headings = [column.label for c, column in enumerate(grid.columns) if c not in positions]
-    return grid.only(rows, positions), [*grid.names_without(rows), *empty_headings]
+    kept = {row.position for row in rows}
+    empty_rows = [row.key for row in grid.rows if row.position not in kept]
+    names = names_of(grid.axes, [row.key for row in grid.rows], empty_rows)
+    return grid.only(rows, positions), [*names, *empty_headings]
 
 
 def varying(grid: Sheet) -> tuple[Sheet, list[str]]:
     """(the grid without the axes on which all rows have the same label, those labels)."""
-    constant_labels = {axis: grid.rows[0].key.get(axis, "") for axis in grid.axes} if grid.rows else {}
-    constant_labels = {
-        axis: label
-        for axis, label in constant_labels.items()
-        if {row.key.get(axis, "") for row in grid.rows} == {label}
-    }
+    labels_of = {axis: {row.key.get(axis, "") for row in grid.rows} for axis in grid.axes}
+    constant_labels = {axis: min(labels) for axis, labels in labels_of.items() if len(labels) == 1}
     axes = [axis for axis in grid.axes if axis not in constant_labels] or grid.axes[-1:]
     labels = [label for axis, label in constant_labels.items() if label and axis not in axes]
     entries = grid.entries
