@@ -34,7 +34,8 @@ SMALL = {
 HEADS = [{"head": head, "head_norm": norm} for head in ("cls", "vis", "cls_vis") for norm in ("bn", "ln", "none")]
 OTHERS = {
     "vit": [{"patch": 8, "dim": 64, "depth": 3, "heads": 4, "mlp": 2, **head} for head in HEADS]
-    + [{"dim": dim, "heads": heads, "head": "cls_vis"} for dim, heads in ((256, 4), (384, 6), (448, 7), (768, 12))],
+    + [{"dim": dim, "heads": heads, "head": "cls_vis"} for dim, heads in ((256, 4), (384, 6), (448, 7), (768, 12))]
+    + [{"dim": 64, "depth": 3, "heads": 4, "mlp": 2, "lora": rank, **head} for rank in (0, 3) for head in HEADS[::4]],
     "tnt": [{"patch": 8, "pixels": 2, "dim": 64, "inner": 12, "depth": 3, "heads": 4, "mlp": 2, **h} for h in HEADS]
     + [{"dim": 640, "inner": 40, "heads": 10, "inner_heads": 2, "head": "cls_vis"}],
     "t2t": [{"patch": 8, "dim": 64, "token_dim": 32, "depth": 3, "heads": 4, "mlp": 2, **head} for head in HEADS]

@@ -19,6 +19,7 @@ from fatbench.methods.algorithms.fedbn import normalisation
 from fatbench.methods.algorithms.fedrbn import propagate, similarity
 from fatbench.models.dual_norm import DualBatchNorm2d, on_attacked_images
 from fatbench.models.small_cnn import small_cnn
+from fatbench.models.vit import vit
 
 PGD = functools.partial(attacks.pgd, eps=8 / 255, step=4 / 255, steps=2)
 STANDARD = objectives.standard
@@ -63,7 +64,7 @@ def test_fedbn_by_hand() -> None:
     assert first.cost.bytes_up == 3 * sent
 
 
-@pytest.mark.parametrize("name", ["fedbn", "fedrbn"])
+@pytest.mark.parametrize("name", ["fedbn", "fedper", "fedrbn"])
 def test_both_go_on_from_any_round_bit_for_bit(name: str) -> None:
     settings = {"rounds": 3, "participation": 0.7}
     if name == "fedrbn":
@@ -77,6 +78,28 @@ def test_both_go_on_from_any_round_bit_for_bit(name: str) -> None:
     for a, b in zip(whole[1:], rest, strict=True):
         assert same(a.state.model, b.state.model) and same(a.state.clients, b.state.clients)
     assert len(whole[0].own) == 2  # of a client that has not taken part nothing is known
+
+
+@pytest.mark.parametrize("rank", [0, 3])
+def test_fedper_of_a_frozen_network_sends_changes_of_low_rank_and_keeps_heads(rank: int) -> None:
+    """What is frozen costs no byte and moves by 0; at the start the network is the one without changes."""
+    how = {"patch": 4, "dim": 16, "depth": 2, "heads": 2}
+    torch.manual_seed(0)
+    plain = vit((1, 8, 8), 3, **how).eval()
+    torch.manual_seed(0)
+    network = vit((1, 8, 8), 3, lora=rank, **how).eval()
+    on = replace(problem(), model=network)
+    images = torch.rand(2, 1, 8, 8)
+    assert torch.equal(on.model(images), plain(images))
+    start = {name: value.clone() for name, value in on.model.state_dict().items()}
+    *_, last = run("fedper", on)
+    heads = {"head.fc.weight", "head.fc.bias"}
+    assert all({*last.own[k]} == heads for k in range(3))
+    assert all(not torch.equal(last.own[0][name], last.own[1][name]) for name in heads)
+    moved = {name for name in start if not torch.equal(last.state.model[name], start[name])}
+    trains = {name for name, parameter in on.model.named_parameters() if parameter.requires_grad}
+    assert moved == trains - heads and len(moved) == (2 * 4 * 2 if rank else 0)
+    assert last.cost.bytes_up == 3 * 4 * 2 * rank * 16 * (4 + 2 + 2 * 5)
 
 
 def test_fedrbn_without_weight_on_attacked_images_trains_as_fedbn() -> None:

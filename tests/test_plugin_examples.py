@@ -16,7 +16,7 @@ from fatbench.engine.local import trainable
 from fatbench.engine.malicious import Malicious
 from fatbench.engine.mixing import aggregate, mix
 from fatbench.engine.rounds import Context
-from fatbench.suite import cost, files, plugins
+from fatbench.suite import plugins
 
 FOLDER = Path(__file__).parent.parent / "docs" / "examples"
 FILES = sorted(FOLDER.glob("*.py"))
@@ -37,8 +37,6 @@ evaluate: {attacks: {natural: natural}}
 presets: {paper: {}}
 """
 ROWS = {
-    "lora": """LoRA: {model: {name: lora, rank: 2, base: {name: vit, patch: 4, dim: 16, depth: 1, heads: 2}},
-      algorithm: {name: lora_heads, rounds: 3, aggregator: samples, local: LOCAL}}""",
     "buffered": "late: {algorithm: {name: buffered, rounds: 3, aggregator: uniform, local: LOCAL}}",
     "remembering": """lied to: {malicious: {clients: 1, attack: sign_flip}},
       remembers: {algorithm: {aggregator: remembering}},
@@ -71,15 +69,6 @@ def test_it_runs_beside_federated_averaging(
     CHECKS[name](value)
 
 
-def of_lora(value: dict[Any, float]) -> None:
-    """What the plan says of the wire is what crossed it."""
-    cells = {cell.key["method"]: cell for cell in files.load("mine.yaml").plan("paper").cells}
-    planned = cost.training(cells["LoRA"].spec)
-    sent = {method: sum(value[method, "bytes_up", t] for t in (1, 2, 3)) for method in cells}
-    assert planned is not None and planned.bytes_up == pytest.approx(sent["LoRA"])
-    assert 7 * sent["LoRA"] < sent["FedAvg"]
-
-
 def of_buffered(value: dict[Any, float]) -> None:
     """Some uploads are older than their round, and some are under way at its end."""
     steps, under_way = ([value["late", metric, t] for t in (1, 2, 3)] for metric in ("server_steps", "under_way"))
@@ -90,22 +79,7 @@ def of_remembering(value: dict[Any, float]) -> None:
     assert value["aimed at", "malicious", 3] == 1 and ("remembers", "malicious", 3) not in value
 
 
-CHECKS = {"lora": of_lora, "buffered": of_buffered, "remembering": of_remembering}
-
-
-def test_a_frozen_network_moves_by_0_and_heads_differ(own_plugins: None) -> None:
-    plugins.add(FOLDER / "lora.py", "")
-    algorithm = testing.member("Algorithm", "lora_heads", rounds=2)
-    network = testing.own_network(algorithm)
-    assert network is not None
-    on = testing.small_problem(network)
-    start = testing.initial_state(on).model
-    result, _ = testing.rounds(on, algorithm)[-1]
-    frozen = {name for name, parameter in on.model.named_parameters() if not parameter.requires_grad}
-    moved = {name for name in start if not torch.equal(result.state.model[name], start[name])}
-    heads = {*result.own[0]}
-    assert len(frozen) > 10 and moved and not moved & (frozen | heads)
-    assert all(not torch.equal(result.own[0][name], result.own[1][name]) for name in heads)
+CHECKS = {"buffered": of_buffered, "remembering": of_remembering}
 
 
 def test_the_adversary_aimed_at_it_moves_it_back_farther_than_one_that_is_not(own_plugins: None) -> None:

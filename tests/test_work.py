@@ -122,6 +122,7 @@ def counted(spec: Spec, root: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Co
         ("fat-baselines", "fedavg", {"name": "fednova"}),
         ("fat-baselines", "fedavg", {"name": "fedgate"}),
         ("fat-baselines", "fedavg", {"name": "fedbn"}),
+        ("fat-baselines", "fedavg", {"name": "fedper"}),
         ("fat-baselines", "fedavg", {"name": "fltrust", "root": 20, "aggregator": None}),
         ("fat-baselines", "fedavg_mixed", {}),
         ("fat-baselines", "fedrbn", {}),

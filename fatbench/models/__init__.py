@@ -13,6 +13,7 @@
     vit                Vision Transformer
     t2t                Tokens-to-Token ViT
     tnt                Transformer in Transformer
+    lora               changes of low rank beside frozen weights
     transformer        what the vision transformers share
     heads              from a transformer's tokens to logits
     fused              fused attention kernels for TNT
@@ -135,7 +136,7 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
         parameters=vit_parameters,
         refuse=(tiled, equal_heads),
         parts=("patches",),
-        cites=("aldahdooh2022", "dosovitskiy2021"),
+        cites=("aldahdooh2022", "dosovitskiy2021", "hu2022"),
     ),
     "tnt": ModelEntry(tnt, parameters=tnt_parameters, refuse=(tiled, equal_heads), cites=("aldahdooh2022", "han2021")),
     "t2t": ModelEntry(

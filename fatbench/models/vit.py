@@ -8,9 +8,10 @@ from torch import nn
 
 from fatbench.models import heads as heads_module
 from fatbench.models.heads import cls_vis_parameters
+from fatbench.models.lora import adapt
 from fatbench.models.pretrained import load_pretrained
 from fatbench.models.transformer import Transformer, check_grid, check_heads
-from fatbench.suite.types import Count, Weights
+from fatbench.suite.types import Count, Natural, Weights
 
 TIMM = {(16, 384, 12, 6, 4): "vit_small_patch16_224", (16, 768, 12, 12, 4): "vit_base_patch16_224"}
 
@@ -31,6 +32,7 @@ def vit(
     head_start: Literal["timm", "kaiming"] = "timm",
     normalise: Literal["half", "imagenet", "none"] = "half",
     weights: Weights | None = None,
+    lora: Natural | None = None,
 ) -> nn.Module:
     """Vision Transformer; ViT-S/16 at the defaults, ViT-B/16 with dim 768 and heads 12.
 
@@ -43,6 +45,8 @@ def vit(
     `weights`: None, from scratch; "timm", those of timm's vit_small_patch16_224 or vit_base_patch16_224; "timm/TAG",
     those of a tag; or a file with such a model's weights (fatbench/suite/weights.py says how a suite names them; of a
     file, here its path). Positions are interpolated, the classifier is new unless it fits.
+    `lora`: None, all trains; else the backbone is frozen, and its linear layers train changes of this rank (Hu et al.
+    2022); 0: the head alone trains.
 
     Raises ValueError for images that are not square or not tiled by the patches, dim not a multiple of heads, or
     another model's weights, and MachineError for weights that cannot be fetched or read.
@@ -72,6 +76,8 @@ def vit(
     )
     if weights is not None:
         load_pretrained("vit", model, weights, TIMM.get((patch, dim, depth, heads, mlp)), position="pos_embed")
+    if lora is not None:
+        adapt(backbone, lora)
     return model
 
 
@@ -87,14 +93,17 @@ def vit_parameters(
     d1: int | None,
     d2: int | None,
     head_norm: str,
+    lora: int | None,
 ) -> int:
     """The number of trainable parameters."""
     channels, side, _ = shape
+    head_layers = (dim + 1) * classes + cls_vis_parameters(
+        classes, dim=dim, head=head, d1=d1, d2=d2, head_norm=head_norm
+    )
+    if lora is not None:  # two matrices beside queries, keys and values, the projection, and two layers of the MLP
+        return depth * lora * dim * (4 + 2 + 2 * (1 + mlp)) + head_layers
     # a token of each patch and its position; 5: bias, class token, its position, scale and shift of the last LayerNorm
     embedding = dim * (channels * patch * patch + (side // patch) ** 2 + 5)
     # queries, keys, values and projection: 4 dim dim; biases of all, and two LayerNorms: mlp + 9
     blocks = depth * ((2 * mlp + 4) * dim * dim + (mlp + 9) * dim)
-    head_layers = (dim + 1) * classes + cls_vis_parameters(
-        classes, dim=dim, head=head, d1=d1, d2=d2, head_norm=head_norm
-    )
     return embedding + blocks + head_layers

@@ -461,6 +461,8 @@ def _demand_same_network(origin_cell: Cell, spec: Mapping[str, Any], location: s
         # a head of another kind or width starts at random
         if key in ("weights", "head") or key.startswith("head_") or origin_model.get(key) == own_model.get(key):
             continue
+        if key == "lora" and origin_model.get(key) is None:  # changes begin at 0 beside the weights
+            continue
         raise SpecError(
             f"{location}: model: weights: cell {origin_cell.id} of '{origin_cell.suite}'"
             f" ({', '.join(origin_cell.key.values())}) has another network:"

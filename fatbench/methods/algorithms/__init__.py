@@ -9,6 +9,7 @@ scaffold_sfat        SCAFFOLD as the SFAT release runs it
 fednova              FedNova: updates normalised by their local steps
 fedgate              FedGATE: gradient tracking
 fedbn                FedBN: batch normalisation stays local
+fedper               FedPer: the last layer stays local
 fedrbn               FedRBN: robustness propagated by batch normalisation
 fltrust              FLTrust: updates weighted by their agreement with the server's
 fedaux               FedAUX: FedAvg, then ensemble distillation on auxiliary data
@@ -33,6 +34,7 @@ from fatbench.methods.algorithms.fedbn import FEDBN
 from fatbench.methods.algorithms.fedgate import FEDGATE
 from fatbench.methods.algorithms.fedgkt import FEDGKT
 from fatbench.methods.algorithms.fednova import FEDNOVA
+from fatbench.methods.algorithms.fedper import FEDPER
 from fatbench.methods.algorithms.fedrbn import FEDRBN
 from fatbench.methods.algorithms.fedsgd import FEDSGD
 from fatbench.methods.algorithms.fedvkd import FEDVKD
@@ -47,6 +49,7 @@ ALGORITHMS = {
     "fedavg_validated": FEDAVG_VALIDATED,
     "fedavg_mixed": FEDAVG_MIXED,
     "fedbn": FEDBN,
+    "fedper": FEDPER,
     "fedrbn": FEDRBN,
     "fltrust": FLTRUST,
     "scaffold": SCAFFOLD,

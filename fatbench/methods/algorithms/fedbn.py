@@ -16,13 +16,14 @@ batch normalisation of the initial model.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fatbench.engine.cohort import cost, draw_cohort, train_cohort
+from fatbench.engine.local import LocalTraining
 from fatbench.engine.mixing import aggregate, mix
 from fatbench.engine.rounds import Context, Problem, Round, State, Tensors
 from fatbench.methods.algorithms.work import federated
@@ -47,11 +48,26 @@ def fedbn(
     names = normalisation(problem.model)
     if not names:
         raise ValueError("fedbn: the network has no batch normalisation for a client to keep")
-    shared = state.model.keys() - names
+    return keeps_at_home("normalisation", names, problem, state, rounds, aggregator, local, participation)
+
+
+def keeps_at_home(
+    part: str,
+    names: Collection[str],
+    problem: Problem,
+    state: State,
+    rounds: int,
+    aggregator: Aggregator,
+    local: LocalTraining,
+    participation: float,
+) -> Iterator[Round]:
+    """The rounds of an algorithm whose clients keep the tensors `names`, in their states as `part`."""
+    frozen = [name for name, parameter in problem.model.named_parameters() if not parameter.requires_grad]
+    shared = state.model.keys() - {*names, *frozen}
     for t in range(state.round, rounds):
         cohort = draw_cohort(problem, t, participation)
         local_t = local.at(t)
-        norm_by_client = {k: state.clients[k]["normalisation"] for k in state.clients}
+        own = {k: state.clients[k][part] for k in state.clients}
         context = Context(t, rounds, problem, state.model, state.server.get("aggregator", {}), local_t.lr)
         updates = train_cohort(
             problem,
@@ -60,20 +76,20 @@ def fedbn(
             t,
             local_t,
             aggregator=aggregator,
-            tensors_by_client=norm_by_client,
+            tensors_by_client=own,
             sent=dict.fromkeys(cohort, shared),
             context=context,
         )
         mixing = aggregate(aggregator, updates, context)
-        norm_by_client |= {update.client: {name: update.model[name] for name in names} for update in updates}
+        own |= {update.client: {name: update.model[name] for name in names} for update in updates}
         next_state = State(
             t + 1,
             mix(updates, mixing, state.model, problem.model),
             {"aggregator": mixing.memory},
-            {k: {"normalisation": tensors} for k, tensors in norm_by_client.items()},
+            {k: {part: tensors} for k, tensors in own.items()},
         )
         spent = cost(updates, local_t, state.model)
-        yield Round(t, state.model, updates, mixing, next_state, spent, own=norm_by_client)
+        yield Round(t, state.model, updates, mixing, next_state, spent, own=own)
         del updates, mixing  # frees the memory before the next round needs as much
         state = next_state
 
