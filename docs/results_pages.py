@@ -29,6 +29,7 @@ from tabulate import tabulate
 import fatbench
 from benchmarks.table import number
 from fatbench import api, packed
+from fatbench.methods.intervals import wilson
 from fatbench.report import audit, contrasts, sentences
 from fatbench.report.audit import leads, measured, papers, questions
 from fatbench.report.audit.read_tables import Known
@@ -228,7 +229,7 @@ class Pages:
             bench=json.loads((RESULTS / "bench" / "bench-cpu.json").read_text(encoding="utf-8")), number=number,
             busy=json.loads((RESULTS / "bench" / "busy" / "bench-cpu.json").read_text(encoding="utf-8")),
             own_edge=json.loads((RESULTS / "bench" / "own-edge.json").read_text(encoding="utf-8")),
-            wilson=statistics.wilson,
+            wilson=wilson,
         )  # fmt: skip
 
     def page(self, name: str) -> str:

@@ -25,8 +25,8 @@ from fatbench.data import DATASETS
 from fatbench.engine import plausible
 from fatbench.engine.accuracy import unpacked
 from fatbench.errors import SpecError
+from fatbench.methods.intervals import wilson
 from fatbench.models import external_network as networks
-from fatbench.report.numbers.statistics import wilson
 from fatbench.report.numbers.stored import accuracies
 from fatbench.runner import evaluate_external
 from fatbench.runner.checkpoints import load_model

@@ -14,11 +14,11 @@ from fatbench.errors import SpecError
 from fatbench.methods.algorithms import gradient_inversion as module
 from fatbench.methods.algorithms.gradient_inversion import gradient_inversion
 from fatbench.methods.defences import DEFENCES
+from fatbench.methods.intervals import wilson
 from fatbench.methods.inversions import INVERSIONS, image_measures
 from fatbench.methods.manipulations import MANIPULATIONS
 from fatbench.methods.objectives import standard
 from fatbench.models import MODELS
-from fatbench.report.numbers import statistics
 from fatbench.suite import cells, cost, files
 
 
@@ -82,7 +82,7 @@ def test_the_first_image_of_a_batch_is_another_question_than_any_image(shown: li
     assert (found["identification_client"], found["identified_first_client"]) == ({0: 1.0}, {0: first})
     assert found["candidates_used"] == 20
     assert (found["identification_chance"], found["identified_first_chance"]) == pytest.approx((0.36, 0.0975))
-    interval = statistics.wilson(int(first), 1)
+    interval = wilson(int(first), 1)
     assert (found["identified_first_low"], found["identified_first_high"]) == pytest.approx(interval)
 
 

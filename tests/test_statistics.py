@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from scipy import special, stats
 
+from fatbench.methods.intervals import wilson
 from fatbench.report.numbers.statistics import (
     SeedsAndImages,
     binomial_tail,
@@ -26,7 +27,6 @@ from fatbench.report.numbers.statistics import (
     share_between,
     spread_interval,
     wilcoxon,
-    wilson,
 )
 
 

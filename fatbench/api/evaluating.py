@@ -18,9 +18,10 @@ from fatbench.api.asking import Plugins, Where, filter_text, plugged, suite_of
 from fatbench.api.lines import Lines, in_notebook
 from fatbench.api.shown_tables import Table
 from fatbench.errors import Doubtful, FatbenchError, SpecError, shown, whole
+from fatbench.methods.intervals import wilson
 from fatbench.report import build_tables
 from fatbench.report.numbers.doubts import MEASURED_WELL, in_words
-from fatbench.report.numbers.statistics import bits_array, wilson
+from fatbench.report.numbers.statistics import bits_array
 from fatbench.report.numbers.stored import accuracies
 from fatbench.report.pairs import label, measured_numbers
 from fatbench.report.tables import external_suite as reporting_evaluated

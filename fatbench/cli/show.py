@@ -390,7 +390,7 @@ def _path(run: Mapping[str, Any]) -> str:
 def evaluation(results: Sequence[Mapping[str, Any]], subject: str) -> None:
     """`evaluate`: the accuracy under the strongest attack in a sentence, then every attack, its interval and doubts."""
     from fatbench.api.evaluating import answer
-    from fatbench.report.numbers.statistics import wilson
+    from fatbench.methods.intervals import wilson
     from fatbench.suite.standard_attacks import attack_name
 
     console = new_console()

@@ -1,12 +1,10 @@
-"""95 % intervals of what attacks on privacy count: over clients, and of hits."""
+"""95 % intervals: Student's of a mean, Wilson's and Clopper and Pearson's of a fraction."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from typing import Literal
-
-Z = 1.959964  # of the normal distribution
 
 
 def student(values: Sequence[float]) -> float:
@@ -20,12 +18,19 @@ def student(values: Sequence[float]) -> float:
     return float(stdtrit(n - 1, 0.975)) * math.sqrt(variance / n)
 
 
-def wilson(hits: float, n: float) -> tuple[float, float]:
-    """Wilson's interval of a fraction."""
-    fraction = hits / n
-    middle = (fraction + Z * Z / (2 * n)) / (1 + Z * Z / n)
-    half = Z * math.sqrt(fraction * (1 - fraction) / n + Z * Z / (4 * n * n)) / (1 + Z * Z / n)
-    return max(0.0, middle - half), min(1.0, middle + half)
+def wilson(hits: float, n: float, level: float = 0.95) -> tuple[float, float]:
+    """Wilson's interval of a fraction: of one network, on other such images. It does not cover other trainings.
+
+    Wilson 1927. Both ends are exact where all or none are hits. ValueError: not 0 <= hits <= n, or n is 0.
+    """
+    from scipy.special import ndtri
+
+    if not 0 <= hits <= n or n < 1:
+        raise ValueError(f"{hits} of {n} is not a fraction")
+    z = float(ndtri(0.5 + level / 2))
+    middle, half_width = hits + z * z / 2, z * math.sqrt(hits * (n - hits) / n + z * z / 4)
+    low = max(0.0, (middle - half_width) / (n + z * z)) if hits else 0.0
+    return low, (middle + half_width) / (n + z * z) if hits < n else 1.0
 
 
 def clopper_pearson(hits: int, n: int, tail: float = 0.025) -> tuple[float, float]:

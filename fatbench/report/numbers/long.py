@@ -20,6 +20,7 @@ import pandas
 from pandas import DataFrame, Series
 from sqlalchemy import select as sql
 
+from fatbench.methods.intervals import wilson
 from fatbench.report.numbers.doubts import Doubt, in_words
 from fatbench.report.numbers.points import Points, baselines, measures, point_key
 from fatbench.report.numbers.sources import (
@@ -34,7 +35,7 @@ from fatbench.report.numbers.sources import (
     over_clients,
     unit,
 )
-from fatbench.report.numbers.statistics import OfClients, wilson
+from fatbench.report.numbers.statistics import OfClients
 from fatbench.report.numbers.stored import (
     OVERALL,
     Number,

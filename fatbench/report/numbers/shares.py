@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import bdtr, bdtrc, betaincinv
 
-from fatbench.methods.intervals import clopper_pearson
-from fatbench.report.numbers.statistics import binomial_tail, mcnemar, wilson
+from fatbench.methods.intervals import clopper_pearson, wilson
+from fatbench.report.numbers.statistics import binomial_tail, mcnemar
 
 POWER = 0.8
 

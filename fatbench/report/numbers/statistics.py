@@ -3,7 +3,6 @@
     seeds_and_images(a, b)                           per-image outcomes of two methods, one a seed, on the same images
     contrast([(0.5, a), (0.5, b), (-1, c)])          the same of a weighted sum of methods
     mcnemar(15, 4)                                   -> 0.0192
-    wilson(24, 24)                                   -> (0.862, 1.0)
     share_between([(60, 62), (50, 51)])              -> the part of the variance between groups
 
 Outcomes are (bits, n): one bit an image, 1 where it was classified right, the first image in the highest bit. Every
@@ -481,23 +480,6 @@ def spread_interval(values: Sequence[float]) -> tuple[float, float] | None:
     drawn = np.random.default_rng(0).choice(np.asarray(values), (RESAMPLES, len(values)))
     low, high = np.quantile(drawn.std(axis=1, ddof=1), (0.025, 0.975))
     return float(low), float(high)
-
-
-def wilson(k: int, n: int, level: float = 0.95) -> tuple[float, float]:
-    """Wilson's interval of a fraction k of n: of one network, on other such images. It does not cover other trainings.
-
-    Wilson 1927. ValueError: not 0 <= k <= n, or n is 0.
-    """
-    from scipy.special import ndtri
-
-    if not 0 <= k <= n or n < 1:
-        raise ValueError(f"{k} of {n} is not a fraction")
-    z = float(ndtri(0.5 + level / 2))
-    middle, half_width = k + z * z / 2, z * math.sqrt(k * (n - k) / n + z * z / 4)
-    # both ends are exact where all or none are right
-    return max(0.0, (middle - half_width) / (n + z * z)) if k else 0.0, (middle + half_width) / (
-        n + z * z
-    ) if k < n else 1.0
 
 
 def least_of_equals(sizes: Sequence[int], p: float) -> float:
