@@ -512,9 +512,11 @@ def test_the_index_answers_first_then_leaderboards_then_suites_by_paper(site: Pa
     """A line a board: its question, what the suite declares, the difference and its interval; no best of equals."""
     page = (site / "index.html").read_text()
     answers = re.search(r'<table class="overview">(.*?)</table>', page, re.DOTALL)[1]  # type: ignore[index]
-    first = re.sub(r"\s+", " ", re.sub("<[^>]+>", " ", answers.split("<tr>")[2])).strip()
+    groups = re.findall(r'scope="rowgroup" colspan="5">(.*?)<', answers)
+    assert groups == [group for group in pages.GROUPS if group in groups] and len(groups) > 1
+    first = re.sub(r"\s+", " ", re.sub("<[^>]+>", " ", answers.split("<tr ")[2].partition(">")[2])).strip()
     assert first.startswith("3 methods against FAT, CIFAR-10, as JPEG slack changes accuracy under PGD-20 by at most")
-    assert "under AutoAttack" not in first  # where the declared comparison finds no difference
+    assert "<b>" not in answers.split("<tr ")[2]  # where the declared comparison finds no difference
     # the difference and its interval are of what the sentence tells, and named
     most = re.search(r"at most (\S+) points", first)
     interval = re.search(r"slack, PGD-20 −(\S+) to \+(\S+)", first)
@@ -533,6 +535,24 @@ def test_the_index_answers_first_then_leaderboards_then_suites_by_paper(site: Pa
         ("SFAT (Zhu et al., ICLR 2023)", "https://github.com/ZFancy/SFAT"),
         ("FedVKD and FedAUX (Tao et al., Electronics 2022)", "https://doi.org/10.3390/electronics11172638"),
     ]
+
+
+@pytest.mark.nightly
+def test_a_search_leaves_the_questions_of_a_method_with_its_place(site: Path, opened: Callable[..., Any]) -> None:
+    """The address keeps the search; a group without a row goes; nothing found says so."""
+    page = opened(site / "index.html")
+    rows = page.locator(".overview tr[data-rows]:visible")
+    every = rows.count()
+    page.get_by_label("Search methods and data").fill("fedgkt(cnn)")
+    assert 0 < rows.count() < every
+    labels = rows.first.get_attribute("data-rows").split("\n")
+    place = next(i for i, label in enumerate(labels, 1) if label.startswith("FedGKT(CNN)"))
+    assert f"{place}\u00a0FedGKT(CNN)" in rows.first.inner_text() and f"of {len(labels)}" in rows.first.inner_text()
+    page.reload()
+    assert rows.count() < every and "search=fedgkt" in page.url
+    page.get_by_label("Search methods and data").fill("no such method")
+    assert page.locator(".overview tbody:visible").count() == 0
+    assert page.locator("#search output").inner_text() == f"0 of {every} questions"
 
 
 @pytest.mark.nightly
@@ -694,8 +714,8 @@ def test_nothing_is_best_without_a_declared_comparison_and_each_preset_has_its_p
     assert output.out.split() == [f"mine/{name}" for name in ("index.html", "few.html", "few-short.html", pages.SCRIPT)]
     assert "earlier.html" in output.err and "notes.html" not in output.err and Path("mine/notes.html").exists()
     index = Path("mine/index.html").read_text()
-    best = re.findall(r'<td class="stub" data-head="best"(.*?)>(.*?)<', index)
-    assert best == [(" data-none", "")] * 2  # without a declared comparison
+    orders = re.findall(r'data-head="best first"><span>(.*?)</span>', index)
+    assert len(orders) == 2 and "<b>" not in "".join(orders)  # without a declared comparison
     page = Path("mine/few.html").read_text()
     board = re.search(r'<section class="board".*?</section>', page, re.DOTALL)[0]  # type: ignore[index]
     assert re.findall(r'class="stub name">(.*?)<', board) == ["FedAvg", "other", "broken"]

@@ -40,7 +40,7 @@ from fatbench.store.selection import PUBLISHED, WORDS, Checkpoint
 from fatbench.suite.cells import Plan
 from fatbench.suite.files import Suite
 from fatbench.suite.folders import LINKS, paper_of
-from fatbench.suite.standard_attacks import attack_name
+from fatbench.suite.standard_attacks import TITLES, attack_name
 from fatbench.suite.tables import KEPT
 from fatbench.version import __version__
 
@@ -51,6 +51,8 @@ SCRIPT = "fatbench.js"
 SCRIPT_SIGN = "fatbench-theme"  # in every version of that script
 GENERATOR = '<meta name="generator" content="fatbench">'  # in every page that this program has written
 IMAGES = 2_500_000  # characters of images on a page
+GROUPS = ("differences found", "no difference shown", "too few seeds, or no better than chance", "gradient inversion")
+REACH = 0.2  # each way, of the plot of the overview: 20 points
 
 
 @dataclass
@@ -124,6 +126,7 @@ def site(
         written[part.file] = text
     say("index")
     boards = boards_of(parts, store, select) if len(parts) > 1 else boards
+    overview = [_overview(board) for board in boards]
     papers: dict[str, list[Part]] = {}
     for part in sorted(parts, key=lambda part: leaderboards.paper_order(part.plan.suite)):
         papers.setdefault(paper_of(part.plan.suite), []).append(part)
@@ -138,7 +141,8 @@ def site(
         f" have run{f', the last on {max(days)}' if days else ''}. A cell is one experiment: data, split, model, method"
         " and seed.",
         label=_shared_label(board.grid for board in boards),
-        overview=[_overview(board) for board in boards],
+        overview={group: [one for one in overview if one["group"] == group] for group in GROUPS},
+        reach=round(100 * REACH),
         papers=papers,
         links=LINKS,
         problems=problems,
@@ -269,19 +273,31 @@ def _overview(board: Board) -> dict[str, Any]:
     for a claim; else nothing is.
     """
     answer, test = board.answer, board.answer and board.answer.test
-    best, number = "", ""
-    claimed = answer is not None and answer.significant and len(answer.seeds) >= SEEDS_FOR_A_CLAIM
-    if answer and claimed and board.declared and answer.values and {*answer.sides} <= board.asked and not answer.floor:
-        side = 0 if (answer.difference or 0) > 0 else 1
-        under = answer.metric if answer.metric == "natural" else f"under {attack_name(answer.metric)}"
-        best, number = answer.sides[side], f"{rounded(100 * fmean(answer.values[side]), 2)} % {under}"
+    best, number, group = "", "", GROUPS[3 if answer is None else 2]
+    if answer is not None and len(answer.seeds) >= SEEDS_FOR_A_CLAIM and not answer.floor:
+        group = GROUPS[0 if answer.significant else 1]
+        if answer.significant and board.declared and answer.values and {*answer.sides} <= board.asked:
+            side = 0 if (answer.difference or 0) > 0 else 1
+            under = answer.metric if answer.metric == "natural" else f"under {attack_name(answer.metric)}"
+            best, number = answer.sides[side], f"{rounded(100 * fmean(answer.values[side]), 2)} % {under}"
+    column = board.grid.columns[board.sorted_by]
+    measured = [row for row in board.rows if row.values[0][board.sorted_by].mean is not None]
     return {
-        "id": board.id, "question": board.title, "sentence": minus(board.sentence),
+        "id": board.id, "question": board.title, "sentence": minus(board.sentence), "group": group,
         "best": best, "number": number, "difference": minus(signed(test.mean)) if test else "",
         "who": " \u2212 ".join(answer.sides) + f", {attack_name(answer.metric)}" if answer else "",
         "interval": minus(f"{signed(test.low)} to {signed(test.high)}") if test else "",
+        "places": _places(test, -REACH, REACH) if test else [],
         "seeds": len(answer.seeds) if answer else "",
+        "under": f"under {attack_name(column.metric)}" if column.metric in TITLES else column.heading,
+        "order": [" / ".join(filter(None, (row.key.get(axis) for axis in board.axes))) for row in measured],
     }  # fmt: skip
+
+
+def _places(test: Any, low: float, high: float) -> list[float]:
+    """Positions of 0, both ends of an interval and its middle between low and high: in [0, 100], beyond it the edge."""
+    ends = (min(max(end, low), high) for end in (0, test.low, test.high, test.mean))
+    return [round(100 * (end - low) / (high - low or 1), 1) for end in ends]
 
 
 def minus(text: str) -> str:
@@ -303,13 +319,11 @@ def _difference(board: Board, row: Row) -> dict[str, Any] | None:
     if difference is None or (test := difference.test) is None:
         return None
     ends = [end for other in board.differences if other.test for end in (other.test.low, other.test.high)]
-    low, high = min(0, *ends), max(0, *ends)  # one scale for all rows, with 0 in it
-    ends = [0, test.low, test.high, test.mean]
     return {
         "raw": difference.difference,
         "number": minus(signed(test.mean)),
         "interval": minus(f"({signed(test.low)} to {signed(test.high)})"),
-        "places": [round(100 * (end - low) / (high - low or 1), 1) for end in ends],
+        "places": _places(test, min(0, *ends), max(0, *ends)),  # one scale for all rows, with 0 in it
     }
 
 

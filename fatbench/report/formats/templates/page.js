@@ -106,6 +106,30 @@ for (const board of all("[data-board]")) {
   filter();
 }
 
+// --- the search of the index: rows whose question or methods have every word, with the places of the methods found
+const search = one("#search");
+if (search) {
+  const rows = all(".overview tr[data-rows]"), input = one("input", search), texts = rows.map((row) => one(".order > span", row).innerHTML);
+  search.hidden = false;
+  search.addEventListener("submit", (event) => event.preventDefault());
+  const find = () => {
+    const words = input.value.toLowerCase().split(/\s+/).filter(Boolean), has = (text) => words.filter((word) => text.toLowerCase().includes(word));
+    rows.forEach((row, i) => {
+      const labels = row.dataset.rows.split("\n"), found = labels.map((label, at) => [label, at + 1]).filter(([label]) => has(label).length);
+      row.hidden = has(`${one("th", row).textContent} ${labels.join(" ")}`).length < words.length;
+      const order = one(".order > span", row);
+      if (words.length && found.length && found.length < labels.length) order.textContent = `${found.slice(0, 4).map(([label, at]) => `${at}\u00a0${label}`).join(", ")}${found.length > 4 ? ", \u2026" : ""} of ${labels.length}`;
+      else order.innerHTML = texts[i];
+    });
+    for (const group of all(".overview tbody")) group.hidden = all("tr[data-rows]", group).every((row) => row.hidden);
+    one("output", search).textContent = words.length ? `${rows.filter((row) => !row.hidden).length} of ${rows.length} questions` : "";
+    keep("search", input.value);
+  };
+  input.addEventListener("input", find);
+  input.value = address.get("search") ?? "";
+  find();
+}
+
 // --- to take away: a table as LaTeX, CSV or Markdown
 const words = (cell) => cell.innerText.replace(/\s+/g, " ").trim();
 const grid = (table) => all("tr", table).filter((row) => !row.hidden).map((row) => all("th, td", row).flatMap((cell) => [words(cell), ...Array(cell.colSpan - 1).fill("")]));
