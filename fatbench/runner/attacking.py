@@ -61,9 +61,8 @@ class _Loaded:
     models: dict[int, Tensors] = field(default_factory=dict)  # client -> model; {-1: model} if all clients share one
     source: transfer.TrainedModel | None = None  # the source of `origins`
     origins: transfer.Origins | None = None
-    own: Mapping[int, Tensors] = field(
-        default_factory=dict
-    )  # client -> what it keeps in place of the tensors of `model`
+    # client -> what it keeps in place of the tensors of `model`
+    own: Mapping[int, Tensors] = field(default_factory=dict)
     model: Tensors = field(default_factory=dict)
     for_unseen: Callable[[Mapping[int, Tensors]], Tensors] = lambda own: {}  # `own` -> those of one that never trains
 

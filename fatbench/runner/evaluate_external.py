@@ -8,6 +8,7 @@ import hashlib
 import inspect
 import json
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -163,7 +164,10 @@ def from_module(
 
     is_module = isinstance(module, torch.nn.Module)
     kind = type(module).__name__ if is_module else name_of(module)
-    module_copy = _copy_module(module) if is_module else Called(_copy_function(module))
+    if not is_module:
+        with suppress(Exception):  # a lock, a file, whatever the object holds
+            module = copy.deepcopy(module)
+    module_copy = _copy_module(module) if is_module else Called(module)
     for key, value in module_copy.state_dict().items():
         if not isinstance(value, torch.Tensor) or value.is_quantized or value.layout != torch.strided:
             content = value.dtype if isinstance(value, torch.Tensor) else article(type(value).__name__)
@@ -184,14 +188,6 @@ def from_module(
         named=name is not None, **preprocessing,
     )  # fmt: skip
     return ExternalModel(model, lambda shape, classes: module_copy, state)
-
-
-def _copy_function(function: Any) -> Any:
-    """A copy of what is called in place of a module, with the modules that it holds; itself where it has none."""
-    try:
-        return copy.deepcopy(function)
-    except Exception:  # a lock, a file, whatever the object holds
-        return function
 
 
 def _copy_module(module: Any) -> nn.Module:
@@ -269,7 +265,11 @@ def evaluate(
         if ready.note:
             notify(Event(job.cell, "cell", "start", message=ready.note))
         if external.model.named and spec["evaluated"]["name"] != external.model.name:
-            notify(Event(job.cell, "cell", "start", message=_other_name(job.cell, spec, external.model.name)))
+            message = (
+                f"this network is stored as '{spec['evaluated']['name']}', and keeps that name instead of"
+                f" '{external.model.name}': fatbench delete {job.cell} deletes its numbers"
+            )
+            notify(Event(job.cell, "cell", "start", message=message))
         with settings.data_in(Path(machine.data)):
             return job.cell, worker.evaluate(job, machine, store, ready, notify)
 
@@ -326,13 +326,6 @@ def _identity_without_code(spec: Mapping[str, Any]) -> str:
     return cells.identity({**spec, "evaluated": {**spec["evaluated"], "network": "", "code": ""}, "model": {}})
 
 
-def _other_name(cell: str, spec: Mapping[str, Any], name: str) -> str:
-    return (
-        f"this network is stored as '{spec['evaluated']['name']}', and keeps that name instead of '{name}':"
-        f" fatbench delete {cell} deletes its numbers"
-    )
-
-
 def _setup_of(external: ExternalModel, spec: Mapping[str, Any], machine: Machine) -> tuple[Setup, str]:
     """Read the data, build the network with its state, and check it on one image; what made the state fit, in words."""
     import torch
@@ -352,8 +345,7 @@ def _setup_of(external: ExternalModel, spec: Mapping[str, Any], machine: Machine
     def one_client(labels: Any, rng: Any, writers: Any) -> Sequence[Any]:
         return [numpy.arange(len(labels))]
 
-    assert machine.path != "auto"
-    assert machine.precision != "auto"
+    assert machine.path != "auto" and machine.precision != "auto"
     runtime = Runtime(Path(machine.data), torch.device(machine.device), machine.precision, machine.path)
     ready = setup(
         runtime, seed=spec["seed"], data=functools.partial(load, spec["data"]), partition=one_client, model=model,

@@ -175,9 +175,8 @@ def load(task: InversionTask) -> CheckedUpdate:
         bias = head_of(model)[1]
         if not bool(observed.gradient[bias].any()):
             raise SpecError(f"{task.update}: {bias} is all zeros, and labels are recovered from it: give --labels")
-        if (
-            task.kind == "after" and local is None
-        ):  # without the learning rate, the sign still gives the label of one image
+        # without the learning rate, the sign still gives the label of one image
+        if task.kind == "after" and local is None:
             if count > 1:
                 raise SpecError(
                     "labels of several images are recovered only if local.lr is known: --set local.lr, or --labels"

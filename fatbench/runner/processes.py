@@ -71,7 +71,8 @@ def start_or_take_early(target: Callable[..., object], *arguments: Any) -> Any:
 
 
 def _ready(target: Callable[..., object], *arguments: Any) -> None:
-    _die_with_parent()
+    if sys.platform == "linux":  # PR_SET_PDEATHSIG: a killed run leaves no worker behind
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
     import_engine()
     target(*arguments)
 
@@ -95,10 +96,3 @@ def import_engine() -> None:
 
     gc.enable()
     gc.freeze()
-
-
-def _die_with_parent() -> None:
-    """Ask Linux to kill this process when its parent dies, so that a killed run leaves no worker behind."""
-    if sys.platform == "linux":
-        pr_set_pdeathsig = 1
-        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)

@@ -97,14 +97,8 @@ def _state(job: Job, rows: Mapping[str, StageRow], changed: Collection[str]) -> 
     else:
         asked_stages += [(e.id,) for e in job.evaluations]  # one stage each: the rounds are not known yet
     unfinished = ("running", "failed", "todo", "interrupted", CHANGED)
-    rank = (
-        "done",
-        "running",
-        "failed",
-        CHANGED,
-        "interrupted",
-        "todo",
-    )  # an attack counts as done if it is done in any precision
+    # an attack counts as done if it is done in any precision
+    rank = ("done", "running", "failed", CHANGED, "interrupted", "todo")
     status_by_stage = {stage: _stage_state(row, stage in changed, train) for stage, row in rows.items()}
     states = [min((status_by_stage.get(stage, "todo") for stage in stages), key=rank.index) for stages in asked_stages]
     done_count = states.count("done")

@@ -97,9 +97,8 @@ def run(jobs: Sequence[Job], watch: Observer, options: RunOptions) -> None:
     Waits for cells that other processes hold, and takes over those whose lease they lose. Without `wait`, it ends when
     nothing is left that this process may do. Raises Unavailable if the disk is full or the database becomes unusable.
     """
-    if getattr(
-        multiprocessing.current_process(), "_inheriting", False
-    ):  # this is a worker that imports its parent's script
+    # this is a worker that imports its parent's script
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
         raise SystemExit(f"fatbench: {Path(sys.argv[0]).name}: run suites under `if __name__ == '__main__':`")
     _check(options)
     limit, lease = settings.time_limit(options.time_limit), settings.lease_seconds(LEASE)
@@ -201,9 +200,8 @@ def run(jobs: Sequence[Job], watch: Observer, options: RunOptions) -> None:
 
         executor_options: dict[str, Any] = {}
         open_jobs = remaining
-        if (
-            by_memory and "cpu" not in slots
-        ):  # start with one cell on each GPU, one of each kind first; then several side by side
+        # start with one cell on each GPU, one of each kind first; then several side by side
+        if by_memory and "cpu" not in slots:
             open_jobs, executor_options = _each_kind_first(remaining), {"more_slots": widened_slots}
         is_first = True
         while open_jobs:

@@ -127,7 +127,15 @@ def _resume(turn: Turn, run: int, machine: Machine, initial: State) -> tuple[Sta
     state = initial
     if row.checkpoint:
         try:
-            state = _load_state(row.checkpoint, row.round, digests, turn.job, machine, turn.folder)
+            for name, digest in digests.items():
+                try:
+                    checkpoints.check(turn.folder / name, digest)
+                except checkpoints.DamagedCheckpoint as error:
+                    if "/" not in name:
+                        raise
+                    log.warning("%s: the artifacts of this round are lost", error)
+            file, digest = turn.folder / row.checkpoint, digests.get(row.checkpoint, "none")
+            state = checkpoints.load_state(file, machine.device, digest, turn.job.cell, row.round)
         except checkpoints.DamagedCheckpoint as error:
             log.warning("%s: training begins again from round 0", error)
     if row.round and not state.round:  # the state is lost, or unfinished training was imported without one
@@ -187,21 +195,6 @@ class _Unsaved:
             name = file.relative_to(self.folder).as_posix()
             digests[name] = checkpoints.save_artifacts(file, artifacts, self.job.cell, round)
         return digests
-
-
-def _load_state(
-    pointer: str, round: int, digests: Mapping[str, str], job: Job, machine: Machine, folder: Path
-) -> State:
-    """The state to continue from. DamagedCheckpoint: its file or that of a selected model was lost or changed."""
-    for name, digest in digests.items():
-        try:
-            checkpoints.check(folder / name, digest)
-        except checkpoints.DamagedCheckpoint as error:
-            if "/" not in name:
-                raise
-            log.warning("%s: the artifacts of this round are lost", error)
-    digest = digests.get(pointer, "none")
-    return checkpoints.load_state(folder / pointer, machine.device, digest, job.cell, round)
 
 
 def artifact_file(folder: Path, round: int) -> Path:

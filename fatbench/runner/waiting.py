@@ -49,9 +49,7 @@ def holders(jobs: Sequence[Job], store: Store, maximum: int = 10) -> list[str]:
 def holders_of(cells: Sequence[str], store: Store, maximum: int = 10) -> list[str]:
     """Lines that say which process holds each of these cells."""
     rows = [row for row in store.stages(cells).values() if row.alive] if cells else []
-    runs = (
-        {run["id"]: run for run in store.runs(cells)} if cells else {}
-    )  # read after the rows, so that no row lacks its run
+    runs = {run["id"]: run for run in store.runs(cells)} if rows else {}  # after the rows, so that none lacks its run
     lines = []
     for row in rows[:maximum]:
         run = runs[row.run]

@@ -53,14 +53,8 @@ def entries(results: Iterable[Path]) -> list[Network]:
     for file in results:
         for cell in _cells(file):
             run: dict[str, Any] = next(iter(cell["runs"]), {})
-            trained = next(
-                (
-                    train_run
-                    for train_run in cell["runs"]
-                    if train_run["stage"] == "train" and train_run["status"] == "done"
-                ),
-                run,
-            )
+            finished = (one for one in cell["runs"] if (one["stage"], one["status"]) == ("train", "done"))
+            trained = next(finished, run)
             for stage in cell["stages"]:
                 digest = (stage.get("record") or {}).get("model")
                 if digest is None or stage["status"] != "done":
@@ -83,6 +77,10 @@ def rows(results: Iterable[Path], folders_or_urls: Sequence[str | Path] = ()) ->
     """A dictionary for each network, sorted by name; its "file" is None if the file is not found."""
     networks = names(entries(results))
     folders = [network for network in folders_or_urls if "://" not in str(network)]
+
+    def in_order(item: tuple[str, Network]) -> list[tuple[str, int]]:  # by numbers in names: seed 10 follows seed 9
+        return [(text, int(number or 0)) for text, number in re.findall(r"(\D+)(\d*)", item[0])]
+
     return [
         {
             "name": name,
@@ -95,13 +93,8 @@ def rows(results: Iterable[Path], folders_or_urls: Sequence[str | Path] = ()) ->
             "attacks": {metric: dict(settings) for metric, settings in network.attacks.items()},
             "file": None if (file := find(network, folders)) is None else str(file),
         }
-        for name, network in sorted(networks.items(), key=lambda item: _sort_key(item[0]))
+        for name, network in sorted(networks.items(), key=in_order)
     ]
-
-
-def _sort_key(name: str) -> list[tuple[str, int]]:
-    """A key that sorts names with numbers by value, so that seed 10 follows seed 9."""
-    return [(text, int(number or 0)) for text, number in re.findall(r"(\D+)(\d*)", name)]
 
 
 def _cells(file: Path) -> Iterator[dict[str, Any]]:

@@ -110,9 +110,8 @@ def patient(work: Callable[Concatenate[Source, P], T]) -> Callable[Concatenate[S
     @wraps(work)
     def persistent(source: Source, *args: P.args, **kwargs: P.kwargs) -> T:
         database = source if isinstance(source, Database) else source.database
-        positional: Any = [
-            list(value) if isinstance(value, Iterator) else value for value in args
-        ]  # each try reads it again
+        # each try reads it again
+        positional: Any = [list(value) if isinstance(value, Iterator) else value for value in args]
         keywords: Any = {name: list(value) if isinstance(value, Iterator) else value for name, value in kwargs.items()}
         return patiently(lambda: work(source, *positional, **keywords), database.patience, database.stop)
 
@@ -291,9 +290,8 @@ class Database:
             else:
                 raise NoDatabase(f"{database.shown} is empty: nothing has been run yet")
         except Unavailable as error:
-            if is_new and not isinstance(
-                error, Locked
-            ):  # a full disk; if it is locked, another process is filling the file
+            # a full disk; if it is locked, another process is filling the file
+            if is_new and not isinstance(error, Locked):
                 database._drop_empty()
             raise
         if database.path is not None:

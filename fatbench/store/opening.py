@@ -69,9 +69,8 @@ def is_export(database_name: str) -> bool:
     return os.path.isfile(whole_file.regular(Path(database_name))) and jsonl.is_export(database_name)
 
 
-_READ: dict[
-    tuple[tuple[str, int, int], ...], tempfile.TemporaryDirectory[str]
-] = {}  # {(path, time, size) of files: their merged database}
+# {(path, time, size) of files: their merged database}
+_READ: dict[tuple[tuple[str, int, int], ...], tempfile.TemporaryDirectory[str]] = {}
 
 
 @contextlib.contextmanager

@@ -34,9 +34,8 @@ NAME = String(190).with_variant(Text(), "sqlite").with_variant(Text(collation="C
 TIME = String(24)
 STATUS = "status IN ('todo', 'running', 'done', 'failed', 'interrupted')"
 
-IDENTITY = Table(  # one row, which also marks the folder of the database's checkpoints
-    "identity", METADATA, Column("id", String(32), primary_key=True)
-)
+# one row, which also marks the folder of the database's checkpoints
+IDENTITY = Table("identity", METADATA, Column("id", String(32), primary_key=True))
 CELLS = Table(
     "cells",
     METADATA,

@@ -437,9 +437,8 @@ class Store:
                 .values(status=status, error=error, ended=func.coalesce(RUNS.c.ended, moment))
             )
             run_stage = connection.execute(select(RUNS.c.cell, RUNS.c.stage).where(RUNS.c.id == run)).first()
-            if (
-                run_stage is not None
-            ):  # another run may have finished the stage, and this run's end is part of the digest
+            # another run may have finished the stage, and this run's end is part of the digest
+            if run_stage is not None:
                 cell_records.seal(connection, run_stage.cell, run_stage.stage)
 
     # --- reading -------------------------------------------------------------------------------------------------

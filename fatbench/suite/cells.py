@@ -98,9 +98,8 @@ class Cell:
     origin: Cell | None = None  # the cell whose last model this one starts from
     suite: str = ""  # of an origin alone: its suite
     perturbation: str = field(default="", compare=False)  # what attacks may do, in words: "Linf 25/255"
-    written: Mapping[str, frozenset[str]] = field(
-        default_factory=dict, compare=False
-    )  # see `confounders.written_paths`
+    # see `confounders.written_paths`
+    written: Mapping[str, frozenset[str]] = field(default_factory=dict, compare=False)
 
     @property
     def origins(self) -> list[Cell]:

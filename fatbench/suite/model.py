@@ -207,21 +207,18 @@ Key = dict[str, str]  # axis -> label, in the order of the suite
 Label = str | int | float | bool
 OneOrMore = Label | list[Label]
 
-Condition = Annotated[  # axis -> labels, one of which a point must have
-    dict[str, list[str]], PlainValidator(condition, json_schema_input_type=dict[str, OneOrMore])
-]
+# axis -> labels, one of which a point must have
+Condition = Annotated[dict[str, list[str]], PlainValidator(condition, json_schema_input_type=dict[str, OneOrMore])]
 Text = Annotated[str, PlainValidator(_text, json_schema_input_type=str)]
 Note = Annotated[str, PlainValidator(lambda value: str(value or "").strip(), json_schema_input_type=Label | None)]
 OverrideMap = Annotated[dict[str, Any], PlainValidator(mapping)]  # overrides settings of a cell
-Axes = Annotated[  # names of axes
-    list[str], PlainValidator(labels, json_schema_input_type=OneOrMore), AfterValidator(_axes_of)
-]
+# names of axes
+Axes = Annotated[list[str], PlainValidator(labels, json_schema_input_type=OneOrMore), AfterValidator(_axes_of)]
 Some = Annotated[list[str], PlainValidator(labels, json_schema_input_type=OneOrMore)]  # one label or a list of them
 Seeds = Annotated[list[int], PlainValidator(_seeds, json_schema_input_type=str | list[Natural])]
 Images = Annotated[Any, PlainValidator(_images, json_schema_input_type=Count | None)]
-Labels = Annotated[
-    dict[str, OverrideMap], BeforeValidator(mapping), AfterValidator(_demand_labels)
-]  # label -> override
+# label -> override
+Labels = Annotated[dict[str, OverrideMap], BeforeValidator(mapping), AfterValidator(_demand_labels)]
 
 
 class Override(Node):

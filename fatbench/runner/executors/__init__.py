@@ -18,9 +18,9 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal, NamedTuple, Protocol, cast
+from typing import Literal, NamedTuple, Protocol, cast
 
 from fatbench import settings
 from fatbench.errors import MachineError, SpecError, Unavailable
@@ -106,11 +106,6 @@ class _Slot:
     reason: str = ""  # why we killed it
 
 
-def slot_of(worker: str) -> int:
-    """The slot in a worker's name."""
-    return int(worker.partition(".")[0])
-
-
 @dataclass
 class Supervisor:
     """Keeps a worker in each slot as long as cells are free, and goes on when one is lost.
@@ -143,7 +138,12 @@ class Supervisor:
                 elif request and not stops:
                     self.pool.stop()
                 self._see_ends(stops := stops or bool(request))
-                self._note_cells(self.pool.taken())
+                taken_cells = self.pool.taken()
+                for worker in self.workers.values():
+                    cell = taken_cells[worker.name].cell if worker.name in taken_cells else ""
+                    if cell and cell != worker.cell:
+                        worker.began, worker.idle, self.no_cell = time.monotonic(), 0, 0
+                    worker.cell = cell
                 look()
                 if request >= 2 or not taken + (0 if stops else free):
                     break
@@ -164,13 +164,6 @@ class Supervisor:
             name = f"{self.prefix}{slot}.{self.started}"
             self.started += 1
             self.workers[slot] = _Slot(name, self.launch(name, self.slots[slot]))
-
-    def _note_cells(self, taken: Mapping[str, Taken]) -> None:
-        for worker in self.workers.values():
-            cell = taken[worker.name].cell if worker.name in taken else ""
-            if cell and cell != worker.cell:
-                worker.began, worker.idle, self.no_cell = time.monotonic(), 0, 0
-            worker.cell = cell
 
     def _see_ends(self, stops: bool) -> None:
         ends = {slot: end for slot, worker in self.workers.items() if (end := worker.launched.end()) is not None}
@@ -272,7 +265,7 @@ def supervised(
                 last, found = pool.events(last)
                 for worker, values in found:
                     event = Event(**values)
-                    watch(slot_of(worker), event)
+                    watch(int(worker.partition(".")[0]), event)
                     if more_slots and (event.stage, event.kind) == ("train", "progress") and event.cell not in started:
                         started.add(event.cell)
                         free = [jobs[cell] for cell, status in pool.statuses().items() if status == FREE]
@@ -321,13 +314,9 @@ def is_working(job: Job, machine: Machine, worker: Worker) -> bool:
 def _held_stages(store: Store, job: Job, worker: Worker | str) -> dict[str, int]:
     """stage -> run, of the stages of a cell that a worker holds. worker: a string is a SLURM job."""
     rows = store.stages([job.cell]).values()  # read before the runs, so that no row lacks its run
-    runs = {run["id"]: run for run in store.runs([job.cell])}
-
-    def is_of_worker(run: Mapping[str, Any]) -> bool:
-        return worker == (run.get("slurm_job") if isinstance(worker, str) else (run["host"], run["pid"]))
-
-    return {
-        row.stage: row.run
-        for row in rows
-        if row.status == "running" and row.run is not None and row.run in runs and is_of_worker(runs[row.run])
+    runs = {
+        run["id"]
+        for run in store.runs([job.cell])
+        if worker == (run.get("slurm_job") if isinstance(worker, str) else (run["host"], run["pid"]))
     }
+    return {row.stage: row.run for row in rows if row.status == "running" and row.run is not None and row.run in runs}

@@ -123,7 +123,7 @@ class RayTask:
             return End("")
         except self.ray.exceptions.RayError as error:
             entry = self.tasks.pool.entries().get(self.name)
-            if reason := _lost(self.ray, error, entry.said if entry else ""):
+            if reason := _why_lost(self.ray, error, entry.said if entry else ""):
                 return End(reason, lost=True)
             return End(f"the Ray worker ended: {type(error).__name__}: {str(error).splitlines()[0]}")
 
@@ -144,31 +144,22 @@ def _work(db: str, pool: str, name: str, device: str) -> int:
     return 0
 
 
-def _lost(ray: Any, error: Exception, node: str) -> str:
+def _why_lost(ray: Any, error: Exception, node: str) -> str:
     """Why a task ended whose cell may start once more; empty if its own code failed."""
-    if _node_is_gone(ray, error, node):
+    end, gone = time.monotonic() + PATIENCE, isinstance(error, ray.exceptions.NodeDiedError)
+    while not gone and time.monotonic() <= end:  # the cluster may notice that a node is gone a moment after the task
+        time.sleep(0.2)
+        gone = any(row["NodeID"] == node and not row["Alive"] for row in ray.nodes())
+    if gone:
         return "its Ray node is lost"
     killed = isinstance(error, (ray.exceptions.WorkerCrashedError, ray.exceptions.OutOfMemoryError))
     return "its Ray worker was killed (out of memory?)" if killed else ""
 
 
-def _node_is_gone(ray: Any, error: Exception, node: str) -> bool:
-    """Whether a task ended because its node is gone; the cluster may notice that a moment after the task's end."""
-    end = time.monotonic() + PATIENCE
-    while not isinstance(error, ray.exceptions.NodeDiedError):
-        if any(node_row["NodeID"] == node and not node_row["Alive"] for node_row in ray.nodes()):
-            return True
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.2)
-    return True
-
-
 def _package() -> Any:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # send no usage statistics unasked
-    os.environ.setdefault(
-        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0"
-    )  # the default of later versions; without it Ray prints a warning
+    # the default of later versions; without it Ray prints a warning
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     try:
         import ray
     except ModuleNotFoundError:
@@ -202,8 +193,9 @@ def _connected(ray: Any, slots: Sequence[str] = ()) -> Iterator[None]:
         options["include_dashboard"] = False
     with contextlib.redirect_stdout(_StderrWithoutDumps()):
         try:
-            if address is not None:
-                _check_address(address)
+            host, _, port = (address or "").rpartition("/")[2].rpartition(":")
+            if host and port.isdecimal():  # if nothing answers, Ray would take minutes to say so
+                socket.create_connection((host, int(port)), timeout=10).close()
             ray.init(log_to_driver=False, logging_level="ERROR", **options)
         except Exception as error:  # Ray raises a bare Exception if a node does not start in time
             ray.shutdown()
@@ -233,10 +225,3 @@ class _StderrWithoutDumps(io.TextIOBase):
             if line.strip() and "(raylet)" not in line and not line[0].isspace():
                 sys.stderr.write(f"{line}\n")
         return len(text)
-
-
-def _check_address(address: str) -> None:
-    """Raise OSError within seconds if nothing answers at HOST:PORT, where Ray would take minutes."""
-    host, _, port = address.rpartition("/")[2].rpartition(":")
-    if host and port.isdecimal():
-        socket.create_connection((host, int(port)), timeout=10).close()

@@ -66,9 +66,8 @@ def slots(device: str | None, jobs: int | None, per_gpu: int, url: str) -> list[
             f"[slurm] partition = {slurm_table['partition']!r} alone asks for no GPU, so this runs on CPUs; "
             "give gpus = 1"
         )
-    most_jobs = int(
-        str(jobs or slurm_table.get("jobs") or usual or DEFAULT_JOBS)
-    )  # [slurm] comes before the setting for all executors
+    # [slurm] comes before the setting for all executors
+    most_jobs = int(str(jobs or slurm_table.get("jobs") or usual or DEFAULT_JOBS))
     if device_name == "cuda" or (device_name == "auto" and table.wants_gpu(slurm_table)):
         return [f"cuda:{job}" for job in range(most_jobs) for _ in range(per_gpu)]
     return ["cpu"] * most_jobs

@@ -19,7 +19,7 @@ from fatbench.runner.executors.slurm import queue, table
 from fatbench.runner.executors.slurm.queue import OVER, UNFINISHED, Queued
 from fatbench.runner.jobs import CellStatus, Event, Work
 from fatbench.runner.worker import open_store
-from fatbench.store.pools import FREE, TAKEN, Entry, Pool
+from fatbench.store.pools import FREE, TAKEN, Pool
 
 PAUSE = 1.0  # seconds between two looks at the database, and at least five times as long as a look takes
 ASK = 20.0  # seconds between two queries to SLURM, each for all jobs
@@ -138,16 +138,13 @@ class Driver:
         self.pool = Pool.create(self.store.database, work.text(), list(self.cells), lasts=True)
         self.last = 0
         self._write_script()
-        self.to_submit = [0] * min(self.most, max(1, self._jobs_for(len(self.cells) - shared)))
-
-    def _jobs_for(self, cells: int) -> int:
-        return -(-cells // self.width)
+        self.to_submit = [0] * min(self.most, max(1, math.ceil((len(self.cells) - shared) / self.width)))
 
     def _submit(self, cells: int) -> None:
         """Submit jobs, as far as cells are left for them and the queue accepts them."""
         if not self.to_submit or self.halted or time.monotonic() < self.submit_at:
             return
-        del self.to_submit[max(0, self._jobs_for(cells) - len(self.jobs)) :]
+        del self.to_submit[max(0, math.ceil(cells / self.width) - len(self.jobs)) :]
         while self.to_submit:
             batch = self.to_submit[: self.largest]
             try:
@@ -187,28 +184,26 @@ class Driver:
         """Show the jobs' new events, and see which jobs have ended."""
         self.last, found = self.pool.events(self.last)
         for worker, values in found:
-            event, job = Event(**values), worker.partition("/")[0]
-            if job in self.jobs:
-                self.jobs[job].took, self.no_cell = True, 0
+            event, id = Event(**values), worker.partition("/")[0]
+            if id in self.jobs:
+                self.jobs[id].took, self.no_cell = True, 0
             self.watch(self._lane(worker), event)
             if event.stage == "cell" and (event.kind == "blocked" or (event.kind == "failed" and self.work.fail_fast)):
                 self._halt()
         for id, entry in self.pool.entries().items():
-            if id in self.jobs and entry.said:
-                self._see_end(self.jobs[id], entry)
-
-    def _see_end(self, job: SlurmJob, entry: Entry) -> None:
-        kind, _, fault = entry.said.partition(": ")
-        if kind == "bad_node":
-            self._blame_node(job, entry.host, fault)
-        elif kind == "no_progress":
-            self.given_up = True
-            self._forget(job)
-            self.note(
-                f"SLURM job {job.id} finished no round in {fault} starts in a row: a round takes longer than the"
-                " job may; give a longer `time`, or checkpoint_seconds below it"
-            )
-        elif kind == "exit":
+            kind, _, fault = entry.said.partition(": ")
+            if id not in self.jobs or not kind:
+                continue
+            job = self.jobs[id]
+            if kind == "bad_node":
+                self._blame_node(job, entry.host, fault)
+                continue
+            if kind == "no_progress":
+                self.given_up = True
+                self.note(
+                    f"SLURM job {id} finished no round in {fault} starts in a row: a round takes longer than the"
+                    " job may; give a longer `time`, or checkpoint_seconds below it"
+                )
             self._forget(job)
 
     def _lane(self, worker: str) -> int:
@@ -253,15 +248,13 @@ class Driver:
                 self.pool.left(job.id, "")
             if job.queued.state in OVER:
                 self._resubmit(job, self._describe_end(job, host), job.queued.state)
-        self._say_reasons()
+        pending = [job for job in self.jobs.values() if job.queued.state == "PENDING"]
         if self.halted:
-            for job in [job for job in self.jobs.values() if job.queued.state == "PENDING"]:
+            for job in pending:
                 self._forget(job)  # cancelled; if it starts all the same, it sees that the pool stops
-
-    def _say_reasons(self) -> None:
-        reasons = Counter(job.queued.reason for job in self.jobs.values() if job.queued.state == "PENDING")
-        for reason, count in reasons.items():
-            if not self.halted and (advice := queue.advice(reason)) and f"waits: {reason}" not in self.said:
+            return
+        for reason, count in Counter(job.queued.reason for job in pending).items():
+            if (advice := queue.advice(reason)) and f"waits: {reason}" not in self.said:
                 self.said.add(f"waits: {reason}")
                 arrays = ", ".join(queue.arrays_of(self.jobs))
                 self.note(f"{count} of {len(self.jobs)} SLURM jobs ({arrays}) wait: {reason}: {advice}")
@@ -271,7 +264,11 @@ class Driver:
         state += f" ({queue.HINTS[state]})" if state in queue.HINTS else ""
         log = self.folder / f"{job.id}.log"
         text = f"SLURM job {job.id} ended{f' on {host}' if host else ''}: {state}"
-        return text + (f"; {log} ends: {line}" if (line := _last_line(log)) else "")
+        with contextlib.suppress(OSError):
+            for line in reversed(log.read_text(encoding="utf-8", errors="replace").splitlines()):
+                if line.strip() and not line.startswith("srun: "):
+                    return f"{text}; {log} ends: {line.strip()[:200]}"
+        return text
 
     def _resubmit(self, job: SlurmJob, text: str, state: str) -> None:
         """Handle a job that ended too early: free its cells, and submit it again unless that is hopeless."""
@@ -319,7 +316,7 @@ class Driver:
         self.rounds += 1
         if self.given_up or self.rounds > TRIES:
             self._halt()
-        self.to_submit = [0] * min(self.most, self._jobs_for(len(left)))
+        self.to_submit = [0] * min(self.most, math.ceil(len(left) / self.width))
         return bool(left) and not self.halted
 
     def _halt(self) -> None:
@@ -380,13 +377,3 @@ def free_cells(pool: Pool, work: Work, job: str, text: str, fault: str = "") -> 
         status = "failed" if len(events) > 1 else FREE
         pool.end(worker, one.cell, status, [asdict(event) for event in events], counts=bool(fault))
     return bool(held)
-
-
-def _last_line(log: Path) -> str:
-    """The last line of a log that is neither blank nor srun's; empty if there is none."""
-    try:
-        lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return ""
-    own_lines = [line.strip() for line in lines if line.strip() and not line.startswith("srun: ")]
-    return own_lines[-1][:200] if own_lines else ""

@@ -78,12 +78,9 @@ class SlurmWork:
         """1 to end after the current round, 2 to end at once."""
         if self.signalled:
             return 2 if time.monotonic() - self.signalled > self.work.patience else 1
-        return 1 if self.fault or self._is_elsewhere() else 0
-
-    def _is_elsewhere(self) -> bool:
-        """Whether SLURM has started this job again elsewhere while this process still runs."""
         entry = self.pool.entries().get(self.job)
-        return entry is not None and bool(entry.host) and entry.pid != os.getpid()
+        # SLURM may have started this job again elsewhere while this process still runs
+        return 1 if self.fault or (entry is not None and entry.host and entry.pid != os.getpid()) else 0
 
     def _look(self) -> None:
         """A broken GPU would fail the next cell too."""

@@ -105,13 +105,9 @@ def try_out(script: Path, environment: dict[str, str]) -> str:
 def _sbatch(arguments: Sequence[str], environment: dict[str, str]) -> str:
     try:
         process = subprocess.run(
-            ["sbatch", *arguments],
-            capture_output=True,
-            text=True,
-            timeout=WAIT,
-            env=environment,
+            ["sbatch", *arguments], capture_output=True, text=True, timeout=WAIT, env=environment,
             stdin=subprocess.DEVNULL,
-        )
+        )  # fmt: skip
     except (OSError, subprocess.SubprocessError) as error:
         error_output = getattr(error, "stderr", None) or b""  # bytes, in spite of text=True
         text = error_output.decode(errors="replace") if isinstance(error_output, bytes) else error_output
@@ -143,10 +139,8 @@ def states(jobs: Iterable[str]) -> dict[str, Queued]:
     for line in answer.splitlines():
         job, state, reason = (*line.split("|", 2), "", "")[:3]
         states_by_job[job] = Queued(state, reason)
-    unknown_job = Queued(
-        "GONE"
-    )  # squeue lists an array that was cancelled while pending as one line without task numbers
-    return {job: states_by_job.get(job) or states_by_job.get(job.partition("_")[0], unknown_job) for job in jobs}
+    # an array that was cancelled while pending is one line without task numbers
+    return {job: states_by_job.get(job) or states_by_job.get(job.partition("_")[0], Queued("GONE")) for job in jobs}
 
 
 def cancel(jobs: Iterable[str], pending_only: bool = False) -> None:
