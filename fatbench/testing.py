@@ -259,23 +259,11 @@ def _train(model: str | nn.Module, images_per_client: int = 4, **local_settings:
     return train_cohort(problem, initial_state(problem).model, (0, 2, 1), 1, local(**local_settings))
 
 
-def _call_objective(function: Any) -> Any:
-    return _train(own_network(function) or "small_cnn", objective=function)
-
-
-def _call_proximal(function: Any) -> Any:
-    return _train(own_network(function) or "mlp", batch=2, proximal=function)
-
-
 def _call_attack(function: Any) -> Any:
     problem, model = small_problem(), (own_network(function) or tiny_network()).eval()
     x, y = problem.images[:6] / 255, problem.labels[:6]
     requested = requested_arguments(function, {"index": lambda: torch.arange(6)})
     return function(model, x, y, generator(0, "attack"), **requested).detach()
-
-
-def _call_augment(function: Any) -> Any:
-    return function(small_problem().images / 255, generator(0, "augment"))
 
 
 def _call_partition(function: Any) -> Any:
@@ -316,11 +304,11 @@ def _call_defence(function: Any) -> Any:
     return {"trained": trained.updates, "model": trained.state.model}
 
 
-def _call_inversion(defence: Any, inversion: Any) -> Any:
+def _call_inversion(inversion: Any) -> Any:
     problem = small_problem(own_network(inversion) or "vit")
     fixed = {"rounds": 1, "target_clients": 2, "candidates": 4, "objective": standard, "block0": "bare"}
     (result,) = ALGORITHMS["gradient_inversion"](
-        problem, initial_state(problem), defence=defence, inversion=inversion, **fixed
+        problem, initial_state(problem), defence=DEFENCES["none"], inversion=inversion, **fixed
     )
     return {"metrics": result.metrics, "artifacts": result.artifacts}
 
@@ -376,14 +364,14 @@ def _call_model(function: Any) -> Any:
 CALLERS: dict[str, Callable[[Any], Any]] = {
     "Aggregator": _call_aggregator,
     "PreAggregator": _call_preaggregator,
-    "Objective": _call_objective,
-    "Proximal": _call_proximal,
+    "Objective": lambda function: _train(own_network(function) or "small_cnn", objective=function),
+    "Proximal": lambda function: _train(own_network(function) or "mlp", batch=2, proximal=function),
     "Attack": _call_attack,
-    "Augment": _call_augment,
+    "Augment": lambda function: function(small_problem().images / 255, generator(0, "augment")),
     "Partition": _call_partition,
     "Adversary": _call_adversary,
     "Defence": _call_defence,
-    "Inversion": lambda function: _call_inversion(DEFENCES["none"], function),
+    "Inversion": _call_inversion,
     "Diagnostic": _call_diagnostic,
     "Algorithm": _call_algorithm,
     "Model": _call_model,

@@ -42,21 +42,9 @@ def user() -> str | None:
         return None
 
 
-INSTRUCTIONS = (
-    "avx",
-    "avx2",
-    "fma",
-    "avx512f",
-    "avx512_vnni",
-    "avx512_bf16",
-    "amx_bf16",
-    "amx_tile",
-    "neon",
-    "asimd",
-    "sve",
-    "bf16",  # ARM's
-)
-BFLOAT16 = {"avx512_bf16", "amx_bf16", "bf16"}
+INSTRUCTIONS = ("avx", "avx2", "fma", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "amx_tile",
+                "neon", "asimd", "sve", "bf16")  # fmt: skip
+BFLOAT16 = {"avx512_bf16", "amx_bf16", "bf16"}  # the last is ARM's
 
 
 @cache

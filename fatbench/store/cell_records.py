@@ -41,9 +41,8 @@ def read(
             copy, cell_runs = copies.get(row.id), runs.get(row.id, [])
             chunks = {name: list(group) for name, group in groupby(outcomes.get(row.id, []), lambda row: row.stage)}
             position = {run.id: number for number, run in enumerate(cell_runs)}
-            blocks = (
-                _blocks(connection, row.id, {run.uid: i for i, run in enumerate(cell_runs)}) if with_numbers else {}
-            )
+            place_by_uid = {run.uid: i for i, run in enumerate(cell_runs)}
+            blocks = _blocks(connection, row.id, place_by_uid) if with_numbers else {}
             cell_stages = [
                 {
                     "stage": stage.stage,
@@ -68,19 +67,23 @@ def read(
                 "points": grid.get(row.id, []),
                 "spec": json.loads(row.spec),
                 "created": row.created,
-                "runs": [_run_data(run) for run in cell_runs],
+                "runs": [
+                    {
+                        **{name: getattr(run, name) for name in RUN_COLUMNS},
+                        "status": "interrupted" if run.status == "running" else run.status,
+                        "versions": None if run.versions is None else json.loads(run.versions),
+                        "extra": json.loads(run.extra),
+                    }
+                    for run in cell_runs
+                ],
                 "stages": cell_stages,
             }
-            yield document(value, f"cell {row.id}") if with_numbers else _unchecked(value)
-
-
-def _unchecked(value: dict[str, Any]) -> Cell:
-    """A document whose fields are as they are: what a run has measured is sealed whatever it says of itself."""
-    parts = {
-        "runs": [Run.model_construct(**run) for run in value["runs"]],
-        "stages": [Stage.model_construct(**stage) for stage in value["stages"]],
-    }
-    return Cell.model_construct(**value | parts)
+            if with_numbers:
+                yield document(value, f"cell {row.id}")
+            else:  # what a run has measured is sealed whatever it says of itself
+                value["runs"] = [Run.model_construct(**run) for run in value["runs"]]
+                value["stages"] = [Stage.model_construct(**stage) for stage in value["stages"]]
+                yield Cell.model_construct(**value)
 
 
 def _by_cell(
@@ -90,15 +93,6 @@ def _by_cell(
     if stages is not None:
         query = query.where(table.c.stage.in_(list(stages)))
     return {cell: list(group) for cell, group in groupby(connection.execute(query), lambda row: row.cell)}
-
-
-def _run_data(run: Any) -> dict[str, Any]:
-    return {
-        **{name: getattr(run, name) for name in RUN_COLUMNS},
-        "status": "interrupted" if run.status == "running" else run.status,
-        "versions": None if run.versions is None else json.loads(run.versions),
-        "extra": json.loads(run.extra),
-    }
 
 
 def _blocks(connection: Connection, cell: str, position: Mapping[str, int]) -> dict[str, list[Any]]:

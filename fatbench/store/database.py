@@ -291,13 +291,18 @@ class Database:
                 raise NoDatabase(f"{database.shown} is empty: nothing has been run yet")
         except Unavailable as error:
             # a full disk; if it is locked, another process is filling the file
-            if is_new and not isinstance(error, Locked):
-                database._drop_empty()
+            if is_new and database.path is not None and not isinstance(error, Locked):
+                with suppress(OSError):
+                    if not database.path.stat().st_size:
+                        database.path.unlink()
             raise
         if database.path is not None:
             if create:
                 database._set_journal()
-            database._keep_open()
+            with database._explain_errors():  # kept open: the last connection to close writes back the log, too slowly
+                kept = database.connect()
+                database._release = finalize(database, kept.close)
+                kept.execute("SELECT count(*) FROM cells").fetchone()
         return database
 
     def __enter__(self) -> Self:
@@ -458,11 +463,6 @@ class Database:
         reason = rights.refusal_of_database(self.path) if self.path is not None else ""
         return f"{self.shown} cannot be written{reason and f': {reason}'}"
 
-    def _drop_empty(self) -> None:
-        with suppress(OSError):
-            if self.path is not None and not self.path.stat().st_size:
-                self.path.unlink()
-
     def _schema(self, connection: Connection) -> str | None:
         """The version of the database's schema; "" if it has none, None for an empty database."""
         tables = set(inspect(connection).get_table_names())
@@ -555,10 +555,3 @@ class Database:
                 # in use at the moment: the next process to open it tries again, and both modes are safe
                 if error.sqlite_errorcode & 0xFF not in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
                     raise
-
-    def _keep_open(self) -> None:
-        """Keep the SQLite file open: the last connection to close writes back the log, too slow for every commit."""
-        with self._explain_errors():
-            connection = self.connect()
-            self._release = finalize(self, connection.close)
-            connection.execute("SELECT count(*) FROM cells").fetchone()

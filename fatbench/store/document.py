@@ -437,24 +437,17 @@ def _in_blocks(entries: Sequence[Any], path: str, location: str) -> Sequence[Any
     return [block for entry in entries for block in _in_blocks([entry], path, location)]
 
 
-def parsed(line: str, location: str) -> dict[str, Any]:
-    """A line as a JSON object. ExchangeError: it is none, or has what no database can store."""
-    value = _json(line, location)
-    if not isinstance(value, dict):
-        raise ExchangeError(f"{location}: expected a JSON object, got a {type(value).__name__}")
-    return value
-
-
-def _constant(name: str) -> Any:
+def _no_number(name: str) -> Any:
     """Raise ValueError for NaN and infinities, which Python's JSON reader accepts."""
     raise ValueError(f"{name} is not a number")
 
 
-def _json(text: str, at: str) -> Any:
+def parsed(text: str, at: str) -> dict[str, Any]:
+    """A line as a JSON object. ExchangeError: it is none, or has what no database can store; `at`: its place."""
     if len(text) > LINE or text.count(",") > VALUES or text.count("[") + text.count("{") > LISTS:
         raise ExchangeError(f"{at}: more than {LINE} characters or {VALUES} values in a line: not written by export")
     try:
-        value = json.loads(text, parse_constant=_constant)
+        value = json.loads(text, parse_constant=_no_number)
     except json.JSONDecodeError as error:
         truncation = "" if text.endswith("\n") else "; the file is truncated here"
         reason = f"{error.msg.removesuffix(' at')} at column {error.colno}"
@@ -467,6 +460,8 @@ def _json(text: str, at: str) -> Any:
         _check_storable(value, at)
     if ("\\" in text or not text.isascii() or "\x7f" in text) and ESCAPED.search(text):
         _check_printable(value, at)
+    if not isinstance(value, dict):
+        raise ExchangeError(f"{at}: expected a JSON object, got a {type(value).__name__}")
     return value
 
 

@@ -154,9 +154,9 @@ class Inputs(dict[str, Any]):
             return reasons
         reasons = [reason for reason in reasons if reason.code in ("data", "read")]
         own, others = self.get("functions") or (), other.get("functions") or ()
-        return reasons + (
-            [Reason("functions", "", *_versions(own, others))] if versions_differ([*own, *others]) else []
-        )
+        if versions_differ([*own, *others]):
+            reasons.append(Reason("functions", "", *_versions(own, others)))
+        return reasons
 
 
 @patient

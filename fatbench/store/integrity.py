@@ -16,7 +16,7 @@ from fatbench.errors import DatabaseError, FatbenchError
 from fatbench.settings import shown_url
 from fatbench.store import cell_records, leases, replicates
 from fatbench.store.database import Database
-from fatbench.store.document import Cell, ExchangeError
+from fatbench.store.document import ExchangeError
 from fatbench.store.problems import Contradiction, Identify, problems
 from fatbench.store.rows import batches, cell_row, counted_text
 from fatbench.store.schema import (
@@ -84,14 +84,13 @@ def counts(
     try:
         with warnings.catch_warnings(), Database.open(url) as database, database.reading() as connection:
             warnings.simplefilter("error", SAWarning)  # raised for a table whose definition has changed
-            found = [
-                *_problems(connection),
-                *(_content_problems(connection, identify, contradiction) if contents else ()),
-            ]
+            found = [*_problems(connection)]
+            found += _content_problems(connection, identify, contradiction) if contents else ()
             found += [] if files is None else _file_problems(connection, files)
-            tables = [table for table in METADATA.sorted_tables if table is not IDENTITY]
             row_counts = {
-                table.name: connection.scalar(select(func.count()).select_from(table)) or 0 for table in tables
+                table.name: connection.scalar(select(func.count()).select_from(table)) or 0
+                for table in METADATA.sorted_tables
+                if table is not IDENTITY
             }
     except UNREADABLE as error:  # whatever cannot be read is damaged
         raise Damaged(f"{shown_database} is damaged: {_reason(error)}") from error
@@ -147,19 +146,13 @@ def _problems(connection: Connection) -> Iterator[str]:
             for row in connection.exec_driver_sql(f"PRAGMA foreign_key_check({table.name})"):
                 if row[2] not in METADATA.tables:  # the table's definition is damaged
                     yield f"{row[0]} refers to missing {row[2]}"
-        yield from _view_problems(connection)
+        views = {VIEW.name: VIEW_SQL, SUITE_CELLS.name: SUITE_CELLS_SQL, OUTCOMES_VIEW: OUTCOMES_VIEW_SQL["sqlite"]}
+        for name, sql in (views | {RESULTS_VIEW: RESULTS_VIEW_SQL["sqlite"]}).items():
+            stored = connection.exec_driver_sql("SELECT sql FROM sqlite_master WHERE name = ?", (name,)).scalar()
+            if stored != sql:
+                yield f"the view {name} has been changed"
     yield from _schema_problems(connection)
     yield from _orphans(connection)
-
-
-def _view_problems(connection: Connection) -> Iterator[str]:
-    """Views whose definition has changed."""
-    views = {VIEW.name: VIEW_SQL, SUITE_CELLS.name: SUITE_CELLS_SQL, OUTCOMES_VIEW: OUTCOMES_VIEW_SQL["sqlite"]}
-    views[RESULTS_VIEW] = RESULTS_VIEW_SQL["sqlite"]
-    for name, sql in views.items():
-        stored_sql = connection.exec_driver_sql("SELECT sql FROM sqlite_master WHERE name = ?", (name,)).scalar()
-        if stored_sql != sql:
-            yield f"the view {name} has been changed"
 
 
 def _schema_problems(connection: Connection) -> Iterator[str]:
@@ -214,22 +207,17 @@ def _content_problems(
     for cell_batch in batches(connection.scalars(select(CELLS.c.id)), 100):
         try:
             for cell in cell_records.read(connection, cell_batch):
-                id, known = replicates.name(cell.cell, cell.replicate), _known_identity(cell, identify)
+                id, known = replicates.name(cell.cell, cell.replicate), identify
+                if identify is not None:
+                    try:
+                        identify(cell.spec)
+                    except FatbenchError:  # the cell is of a plug-in that is not loaded
+                        known = None
                 for stage, problem in problems(cell, known, contradiction):
                     yield f"cell {id}{' ' * bool(stage)}{stage}: {problem}"
             yield from _unexported_problems(connection, cell_batch)
         except UNREADABLE as error:
             yield f"cells {cell_batch[0]} to {cell_batch[-1]}: {_reason(error)}"
-
-
-def _known_identity(cell: Cell, identify: Identify | None) -> Identify | None:
-    """`identify`, unless the cell is of a plug-in that is not loaded."""
-    if identify is not None:
-        try:
-            identify(cell.spec)
-        except FatbenchError:
-            return None
-    return identify
 
 
 def _file_problems(connection: Connection, folder: Path) -> Iterator[str]:

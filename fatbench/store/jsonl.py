@@ -24,7 +24,7 @@ import tempfile
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, TextIO
+from typing import BinaryIO, NamedTuple, TextIO
 
 from sqlalchemy import Connection, select
 from sqlalchemy.exc import DataError, IntegrityError
@@ -95,19 +95,16 @@ def _exported(cell: Cell, without: Collection[str]) -> str:
             problem = "it has changed since it was finished" if stage.digest else "it is finished and has no digest"
             raise DatabaseError(f"cell {cell.cell} {stage.stage} is damaged: {problem} (fatbench check)")
     if without:
-        kept = [stage.model_copy(update={"numbers": _without(stage.rows, without)}) for stage in cell.stages]
-        cell = sealed(cell.model_copy(update={"stages": kept}))
+        stages = []
+        for stage in cell.stages:
+            kept = (row for of_round in stage.rows.rounds() for row in of_round if row[1] < 0 or row[2] not in without)
+            stages.append(stage.model_copy(update={"numbers": document.blocks_of(kept)}))
+        cell = sealed(cell.model_copy(update={"stages": stages}))
     line = as_line(cell)
     if len(line) > LINE:
         advice = "leave out numbers of clients with --without METRIC"
         raise DatabaseError(f"cell {cell.cell} has {len(line)} characters, import takes {LINE}: {advice}")
     return line
-
-
-def _without(rows: document.Numbers, metrics: Collection[str]) -> list[tuple[Any, ...]]:
-    return document.blocks_of(
-        [row for of_round in rows.rounds() for row in of_round if row[1] < 0 or row[2] not in metrics]
-    )
 
 
 # --- import ------------------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ is marked by a number, "doubt_unverified": nobody can know whether it was edited
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from fatbench.errors import FatbenchError
@@ -50,7 +51,12 @@ def translated(cell: Cell, version: int, identify: Identify | None, location: st
     names = Names(cell, version)
     if names.are_old and identify is None:
         raise ExchangeError(f"{location}: settings of before 24 November 2026: import it first (fatbench import FILE)")
-    spec = cell.spec if identify is None or _has_identity(cell, identify) else _spec(cell.spec)
+    spec = cell.spec
+    is_current = False
+    if identify is not None:
+        with suppress(FatbenchError, LookupError, TypeError, ValueError):
+            is_current = identify(cell.spec) == cell.cell
+        spec = cell.spec if is_current else _spec(cell.spec)
     value = {
         **dict(cell),
         "cell": cell.cell if spec == cell.spec or identify is None else identify(spec),
@@ -60,13 +66,6 @@ def translated(cell: Cell, version: int, identify: Identify | None, location: st
         "stages": [_stage(stage, cell, version, names) for stage in cell.stages],
     }
     return sealed(document(value, location))
-
-
-def _has_identity(cell: Cell, identify: Identify) -> bool:
-    try:
-        return identify(cell.spec) == cell.cell
-    except (FatbenchError, LookupError, TypeError, ValueError):
-        return False
 
 
 class Names:

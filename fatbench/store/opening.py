@@ -50,9 +50,7 @@ def opened(db: Db, *, create: bool = False) -> Iterator[Store | None]:
 def listed_databases(db: Db) -> list[str]:
     """The named databases and files, here or by the option --db; empty for that of the settings."""
     db = settings.given("db") if db is None else db
-    return (
-        [] if db is None else [str(db)] if isinstance(db, str | Path) else [str(database_name) for database_name in db]
-    )
+    return [] if db is None else [str(db)] if isinstance(db, str | Path) else [*map(str, db)]
 
 
 def shown_databases(db: Db) -> str:
@@ -76,6 +74,7 @@ _READ: dict[tuple[tuple[str, int, int], ...], tempfile.TemporaryDirectory[str]] 
 @contextlib.contextmanager
 def _merged_database(database_names: Sequence[str]) -> Iterator[Store]:
     """A database with the contents of all of these; that of files alone is built once in a process."""
+    from fatbench.store import jsonl
     from fatbench.store.stages import Store
 
     files = [whole_file.regular(Path(database_name)) for database_name in database_names if is_export(database_name)]
@@ -88,7 +87,12 @@ def _merged_database(database_names: Sequence[str]) -> Iterator[Store]:
     try:
         with Store.open(f"{folder.name}/results.db", create=True) as store:
             for database_name in database_names:
-                _merge(store, database_name, Path(folder.name) / "other.jsonl")
+                file: str | Path = database_name
+                if not is_export(database_name):
+                    file = Path(folder.name) / "other.jsonl"
+                    with Store.open(database_name) as other_store:
+                        jsonl.export(other_store, file)
+                jsonl.import_(store, file)
             yield store
     except BaseException:
         folder.cleanup()
@@ -97,19 +101,6 @@ def _merged_database(database_names: Sequence[str]) -> Iterator[Store]:
         _READ[key] = folder
     else:
         folder.cleanup()
-
-
-def _merge(store: Store, database_name: str, copy: Path) -> None:
-    """Import a database or a file into `store`; copy: a temporary file for a database's lines."""
-    from fatbench.store import jsonl
-    from fatbench.store.stages import Store
-
-    if is_export(database_name):
-        jsonl.import_(store, database_name)
-        return
-    with Store.open(database_name) as other_store:
-        jsonl.export(other_store, copy)
-    jsonl.import_(store, copy)
 
 
 def may_be_cell(text: str) -> bool:

@@ -84,7 +84,11 @@ def problems(
     contradicts its settings, or returns None (`fatbench.suite.asked`).
     """
     if identify is not None:
-        yield from (("", problem) for problem in _identity_problem(cell, identify))
+        try:
+            if (identity := identify(cell.spec)) != cell.cell:
+                yield "", f"its id does not match its settings ({identity}): was it edited?"
+        except (FatbenchError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+            yield "", f"{shorten(str(error))}{_plugin_hint(cell, error)}"
     if structural := list(misfits(cell)):
         yield from structural
         return
@@ -98,16 +102,6 @@ def problems(
             yield stage.stage, "a finished stage has no digest: was it edited?"
         elif stage.status == "done" and stage.digest != digest(cell, stage):
             yield stage.stage, "its digest does not match its numbers or outcomes: was it edited?"
-
-
-def _identity_problem(cell: Cell, identify: Identify) -> Iterator[str]:
-    try:
-        identity = identify(cell.spec)
-    except (FatbenchError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        yield f"{shorten(str(error))}{_plugin_hint(cell, error)}"
-    else:
-        if identity != cell.cell:
-            yield f"its id does not match its settings ({identity}): was it edited?"
 
 
 def _plugin_hint(cell: Cell, error: Exception) -> str:
@@ -155,14 +149,11 @@ def misfits(cell: Cell) -> Iterator[tuple[str, str]]:
 def _stage_problem(cell: Cell, stage: Stage, contradiction: Contradiction | None) -> str | None:
     """The first contradiction of a stage in itself or to its cell, or None."""
     outcomes = sum(n for _, n, _ in stage.outcomes)
-    chunks, own = [(n, bits) for _, n, bits in stage.chunks], "on" in (stage.settings or {})
-    if problem := _number_problem(cell.spec, stage.stage, stage.rows, chunks, own):
+    if problem := _number_problem(cell.spec, stage):
         return problem
     if stage.stage != "train" and outcomes not in (0, stage.round):
         return f"{outcomes} outcomes of {stage.round} examples"
-    if stage.status == "done" and (
-        problem := _last_round_problem(cell.spec, stage) or _best_round_problem(stage.record, stage.rows)
-    ):
+    if stage.status == "done" and (problem := _record_problem(cell.spec, stage)):
         return problem
     if stage.run is not None and cell.runs[stage.run].stage != stage.stage:
         return f"its run is one of {cell.runs[stage.run].stage}"
@@ -199,20 +190,15 @@ def _training_contradiction(cell: Cell) -> str | None:
     return None
 
 
-def _last_round_problem(spec: Mapping[str, Any], stage: Stage) -> str | None:
-    """The problem of a finished training that did not reach its last round, or None."""
+def _record_problem(spec: Mapping[str, Any], stage: Stage) -> str | None:
+    """How the last and the best rounds recorded in a finished training contradict the cell or its numbers, or None."""
     rounds, last_round = _bound(spec, *BOUNDS[0]), (stage.record.get("last") or {}).get("round", stage.round)
-    if stage.stage != "train" or rounds is None or (stage.round, last_round) == (rounds, rounds):
-        return None
-    return f"finished in round {last_round if stage.round == rounds else stage.round} of {rounds}"
-
-
-def _best_round_problem(record: Mapping[str, Any], numbers: Numbers) -> str | None:
-    """How the best rounds recorded in training contradict its numbers, or None."""
+    if stage.stage == "train" and rounds is not None and (stage.round, last_round) != (rounds, rounds):
+        return f"finished in round {last_round if stage.round == rounds else stage.round} of {rounds}"
     for name, metric in selection.MONITORED.items():
-        if (best_record := record.get(name)) is None:
+        if (best_record := stage.record.get(name)) is None:
             continue
-        series = {round: value for round, client, _, value, *_ in numbers.of(metric) if client < 0}
+        series = {round: value for round, client, _, value, *_ in stage.rows.of(metric) if client < 0}
         best = selection.checkpoint_round(series)
         if best is not None and (best_record["round"], best_record.get("value")) != (best, series[best]):
             chosen_round = f"{name} is {best_record.get('value')!r} in round {best_record['round']}"
@@ -220,16 +206,13 @@ def _best_round_problem(record: Mapping[str, Any], numbers: Numbers) -> str | No
     return None
 
 
-def _number_problem(
-    spec: Mapping[str, Any], stage: str, numbers: Numbers, chunks: Sequence[tuple[int, bytes]], own: bool = False
-) -> str | None:
-    """The first impossible number among a stage's numbers (as in a line) and outcomes [(how many, bits)], or None.
-
-    own: each client has its own images.
-    """
+def _number_problem(spec: Mapping[str, Any], stage: Stage) -> str | None:
+    """The first impossible number among a stage's numbers and outcomes, or None."""
     last_round, clients, images = (_bound(spec, *keys) for keys in BOUNDS)
-    metric, _, _, stage_round = parsed(stage)
-    evaluation = stage != "train"
+    numbers, chunks = stage.rows, [(n, bits) for _, n, bits in stage.chunks]
+    own = "on" in (stage.settings or {})  # each client has its own images
+    metric, _, _, stage_round = parsed(stage.stage)
+    evaluation = stage.stage != "train"
     if evaluation and last_round is not None and stage_round > last_round:
         return f"round {stage_round} of {last_round}"
     correct, total = count_correct(chunks)

@@ -49,11 +49,8 @@ class Confounder:
         """ "clipmean trains at 8/255, the other ten at 25/255"."""
         names = " and ".join(filter(None, (", ".join(self.rows[:-1]), self.rows[-1])))
         other_count = len(self.others)
-        others_text = (
-            self.others[0]
-            if other_count == 1
-            else f"the other {COUNTS[other_count] if other_count < len(COUNTS) else other_count}"
-        )
+        others_text = f"the other {COUNTS[other_count] if other_count < len(COUNTS) else other_count}"
+        others_text = self.others[0] if other_count == 1 else others_text
         if self.path == RADIUS:
             return f"{names} train{'s' * (len(self.rows) == 1)} at {self.value}, {others_text} at {self.usual}"
         return f"{names}: {self.path} is {self.value}, of {others_text} {self.usual}"
@@ -106,9 +103,8 @@ def confounders(rows: Sequence[Row], baseline: tuple[str, str] | None = None) ->
         reference_row = baseline_row if baseline_row is not None else values.index(Counter(values).most_common(1)[0][0])
         indices_by_value: dict[str, list[int]] = {}
         for i, settings in enumerate(settings_by_row):
-            if _differ(path, settings, settings_by_row[reference_row]) and not _is_own(
-                path, rows[i], rows[reference_row], own_paths[i, reference_row]
-            ):
+            is_other = _differ(path, settings, settings_by_row[reference_row])
+            if is_other and not _is_own(path, rows[i], rows[reference_row], own_paths[i, reference_row]):
                 indices_by_value.setdefault(values[i], []).append(i)
         for differing in indices_by_value.values():
             usual = [i for i, value in enumerate(values) if value == values[reference_row]]

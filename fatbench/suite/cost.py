@@ -93,15 +93,10 @@ def monitoring(spec: Mapping[str, Any]) -> Work:
     sets = (spec.get("test") or data.test or 0, spec.get("validation"))  # imported cells may lack what has a default
     monitored_images = sum(min(n, spec.get("monitor_n") or n) for n in sets if n)
     monitor_passes = attack_passes(spec["monitor"])
-    held_out_images = float(number(spec.get("client_holdout") or 0)) * (
-        (facts.training_images(spec) or 0) - (spec.get("validation") or 0)
-    )
-    attacked = monitored_rounds * monitored_images * models_watched(spec)
-    held_out = monitored_rounds * held_out_images
-    return Work(
-        forward=(attacked + held_out) * (monitor_passes.forward + 2),
-        backward=(attacked + held_out) * monitor_passes.backward,
-    )
+    dealt = (facts.training_images(spec) or 0) - (spec.get("validation") or 0)
+    held_out = float(number(spec.get("client_holdout") or 0)) * dealt
+    images = monitored_rounds * monitored_images * models_watched(spec) + monitored_rounds * held_out
+    return Work(forward=images * (monitor_passes.forward + 2), backward=images * monitor_passes.backward)
 
 
 def models_watched(spec: Mapping[str, Any]) -> float:
@@ -213,13 +208,8 @@ def memory_of(spec: Mapping[str, Any]) -> MemoryNeed | None:
 
 def _memory_in_words(memory: MemoryNeed) -> str:
     """The text "data 0.16 GB, network 0.34 GB, uploads 0.86 GB", without parts of 0 bytes."""
-    size_by_name = {
-        "data": memory.data,
-        "network": memory.network,
-        "uploads": memory.uploads,
-        "state of clients": memory.state,
-    }
-    return ", ".join(f"{name} {_gigabytes(size)}" for name, size in size_by_name.items() if size)
+    names = {"data": "data", "network": "network", "uploads": "uploads", "state": "state of clients"}
+    return ", ".join(f"{name} {_gigabytes(size)}" for key, name in names.items() if (size := getattr(memory, key)))
 
 
 def memory_line(specs: Iterable[Mapping[str, Any]], workers: int = 1, threshold: float = 0.0) -> str | None:

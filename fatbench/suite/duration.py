@@ -72,11 +72,6 @@ def _architecture(model: Mapping[str, Any]) -> dict[str, Any]:
     return weights.changed(model, lambda _: None)
 
 
-def _attack_key(attack: Mapping[str, Any]) -> str:
-    """The key of an attack: a digest of its settings."""
-    return digest(attack)
-
-
 def speeds(timed: Iterable[TimedStage]) -> Speeds:
     """Speeds from finished stages; repeated measurements are weighted by their work.
 
@@ -102,7 +97,7 @@ def speeds(timed: Iterable[TimedStage]) -> Speeds:
             add(training, kind(timed_stage.spec), timed_stage.count, timed_stage.seconds)
         else:
             network_key = network(timed_stage.spec)
-            add(attacks, (network_key, _attack_key(timed_stage.attack)), timed_stage.count, timed_stage.seconds)
+            add(attacks, (network_key, digest(timed_stage.attack)), timed_stage.count, timed_stage.seconds)
             if timed_stage.attack["name"] != "autoattack":  # which skips images that have fallen
                 add(passes, network_key, timed_stage.count * passes_each, timed_stage.seconds)
         stages.append(timed_stage)
@@ -111,9 +106,8 @@ def speeds(timed: Iterable[TimedStage]) -> Speeds:
     for timed_stage in stages:
         if timed_stage.wall is not None:
             monitor_seconds = 0.0 if timed_stage.attack else _monitoring(timed_stage.spec, measured_speeds)
-            overheads[timed_stage.attack is not None].append(
-                max(0.0, timed_stage.wall - timed_stage.seconds - monitor_seconds)
-            )
+            rest = timed_stage.wall - timed_stage.seconds - monitor_seconds
+            overheads[timed_stage.attack is not None].append(max(0.0, rest))
     return replace(measured_speeds, overhead=(_median(overheads[0]), _median(overheads[1])))
 
 
@@ -157,7 +151,7 @@ def estimate(cells: Iterable[Cell], speeds: Speeds, work_left: WorkLeft) -> Esti
             continue
         total += length.training + length.attacks
         network_key = network(cell.spec)
-        bound |= any(e.attack["name"] == "autoattack" and (network_key, _attack_key(e.attack)) not in speeds.attacks
+        bound |= any(e.attack["name"] == "autoattack" and (network_key, digest(e.attack)) not in speeds.attacks
                      for e, _ in evaluations)  # fmt: skip
     return Estimate(total, unknown, done_count, bound)
 
@@ -172,27 +166,23 @@ def _length(
     cell: Cell, fraction: float, evaluations: Sequence[tuple[Evaluation, float]], speeds: Speeds
 ) -> RemainingWork | None:
     """The remaining length of a cell; None without a comparable measurement."""
-    training = _training(cell.spec, fraction, speeds) if fraction else 0.0
-    if training is None:
-        return None
+    training, spec = 0.0, cell.spec
+    if fraction:
+        if (rate := speeds.training.get(kind(spec))) is None or (work := cost.training(spec)) is None:
+            return None
+        passes = work.image_passes - cost.monitoring(spec).image_passes
+        training = fraction * (rate * passes + _monitoring(spec, speeds)) + speeds.overhead[0]
     attacks = [_attack(cell.spec, evaluation, models, speeds) for evaluation, models in evaluations]
     if None in attacks:
         return None
-    images = cell.spec["test"] or facts.of_data(cell.spec["data"]).test or 0
+    images = spec["test"] or facts.of_data(spec["data"]).test or 0
     return RemainingWork(
         training,
         sum(item for item in attacks if item is not None),
-        math.ceil(fraction * int(cell.spec["algorithm"]["rounds"])),
+        math.ceil(fraction * int(spec["algorithm"]["rounds"])),
         sum(math.ceil(models * min(images, item.n or images) / item.batch) for item, models in evaluations),
         (fraction > 0) + sum(math.ceil(models) for _, models in evaluations),
     )
-
-
-def _training(spec: Mapping[str, Any], fraction: float, speeds: Speeds) -> float | None:
-    if (rate := speeds.training.get(kind(spec))) is None or (training_work := cost.training(spec)) is None:
-        return None
-    training_passes = training_work.image_passes - cost.monitoring(spec).image_passes
-    return fraction * (rate * training_passes + _monitoring(spec, speeds)) + speeds.overhead[0]
 
 
 def _monitoring(spec: Mapping[str, Any], speeds: Speeds) -> float:
@@ -209,7 +199,7 @@ def _attack(spec: Mapping[str, Any], evaluation: Evaluation, models: float, spee
     if not n:
         return None
     n = min(n, evaluation.n or n)
-    seconds_per_image = speeds.attacks.get((network_key, _attack_key(evaluation.attack)))
+    seconds_per_image = speeds.attacks.get((network_key, digest(evaluation.attack)))
     if seconds_per_image is None:
         seconds_per_pass = speeds.passes.get(network_key, speeds.training.get(kind(spec)))
         if evaluation.attack["name"] == "autoattack":

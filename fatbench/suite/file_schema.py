@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterable
 from typing import Any
 
 from pydantic import TypeAdapter
@@ -113,9 +112,14 @@ def _kind(kind: str) -> dict[str, Schema]:
         }
         for function in functions
     ]
+    settings_by_name: dict[str, list[Schema]] = {}  # setting -> the different schemas that functions have for it
+    for function in functions:
+        for setting in function.settings:
+            alternatives = settings_by_name.setdefault(setting.name, [])
+            alternatives += [value for value in [_value(setting, kind)] if value not in alternatives]
     unnamed = {  # the name may stand in another part of the file: any function's settings are allowed
         key: {"anyOf": alternatives} if len(alternatives) > 1 else alternatives[0]
-        for key, alternatives in _settings_of_all(functions).items()
+        for key, alternatives in settings_by_name.items()
     }
     of_no_name = {"if": {"not": {"required": ["name"]}}, "then": {"properties": unnamed}}
     call = {
@@ -127,17 +131,6 @@ def _kind(kind: str) -> dict[str, Schema]:
         kind: {"anyOf": [{"type": "string"}, call]},
         **{f"{kind}.{function.name}": _function(function) for function in functions},
     }
-
-
-def _settings_of_all(functions: Iterable[Signature]) -> dict[str, list[Schema]]:
-    """Setting -> the different schemas that functions of the kind have for it."""
-    settings_by_name: dict[str, list[Schema]] = {}
-    for signature in functions:
-        for setting in signature.settings:
-            value = _value(setting, signature.kind)
-            if value not in settings_by_name.setdefault(setting.name, []):
-                settings_by_name[setting.name].append(value)
-    return settings_by_name
 
 
 def _function(signature: Signature) -> Schema:

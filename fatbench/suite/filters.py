@@ -112,15 +112,6 @@ def _settings(cell: Cell) -> dict[str, str]:
     return facts | threats.of_cell(cell.spec)
 
 
-def join_filters(filters: list[str]) -> str:
-    """One filter that holds where all of these hold; SpecError if one cannot be read by itself."""
-    if len(filters) == 1:
-        return filters[0]
-    for filter_text in filters:  # "a=b or" and "c=d" would be read as one
-        _parse_filter(filter_text)
-    return " and ".join(f"({filter_text})" for filter_text in filters)
-
-
 RUN_KEYS = ("precision", "device", "commit")
 RUN = re.compile(r"\s*run\.(\w+)\s*=\s*['\"]?([^'\"]*?)['\"]?\s*")
 
@@ -142,7 +133,14 @@ def cells_and_run(where: Where) -> tuple[str | None, str]:
     if not isinstance(where, str | Mapping | Sequence | None):
         raise SpecError(f"where: expected a filter such as 'method=FAT', or a mapping, got {shown(where)}")
     given = [] if where is None else [where] if isinstance(where, str) else where
-    texts = [_condition(*item) for item in where.items()] if isinstance(where, Mapping) else [*given]
+    texts = [*given]
+    if isinstance(where, Mapping):
+        texts = []
+        for name, value in where.items():
+            value = value.tolist() if hasattr(value, "tolist") else value  # of numpy
+            several = map(str, value if isinstance(value, list | tuple | set | range) else [value])
+            quoted = (f'"{label}"' if "'" in label else f"'{label}'" for label in several)
+            texts.append(" or ".join(f"{name}={label}" for label in quoted))
     runs = [match for text in texts if (match := RUN.fullmatch(text))]
     for match in runs:
         if match[1] not in RUN_KEYS:
@@ -150,17 +148,10 @@ def cells_and_run(where: Where) -> tuple[str | None, str]:
     if len(runs) > 1:
         raise SpecError("only one of run.precision, run.device and run.commit can be given", option="k")
     cells = [text for text in texts if not RUN.fullmatch(text)]
-    return join_filters(cells) if cells else None, "=".join(runs[0].groups()) if runs else ""
-
-
-def _condition(name: str, value: Any) -> str:
-    value = value.tolist() if hasattr(value, "tolist") else value  # of numpy
-    several = value if isinstance(value, list | tuple | set | range) else [value]
-    return " or ".join(f"{name}={_quoted(str(choice))}" for choice in several)
-
-
-def _quoted(label: str) -> str:
-    return f'"{label}"' if "'" in label else f"'{label}'"
+    for one in cells if len(cells) > 1 else ():  # "a=b or" and "c=d" would be read as one
+        _parse_filter(one)
+    joined = " and ".join(f"({text})" for text in cells) if len(cells) > 1 else cells[0] if cells else None
+    return joined, "=".join(runs[0].groups()) if runs else ""
 
 
 def _parse_filter(text: str) -> tuple[Any, list[tuple[str, str]]]:
@@ -197,13 +188,7 @@ def _parse_filter(text: str) -> tuple[Any, list[tuple[str, str]]]:
         return test if len(terms) > 1 else terms[0]
 
     def disjunction() -> Any:
-        return chain("or", conjunction, True)
-
-    def conjunction() -> Any:
-        return chain("and", negation, False)
-
-    def opposite(test: Any) -> Any:
-        return lambda facts, known: not test(facts, known)
+        return chain("or", lambda: chain("and", negation, False), True)
 
     def negation() -> Any:
         nonlocal depth
@@ -217,7 +202,11 @@ def _parse_filter(text: str) -> tuple[Any, list[tuple[str, str]]]:
             if tokens.pop(0) != ")":
                 raise fail("a ')' is missing")
         else:
-            test = opposite(negation())
+            negated = negation()
+
+            def test(facts: dict[str, str], fact_names: Callable[[], set[str]]) -> bool:
+                return not negated(facts, fact_names)
+
         depth -= 1
         return test
 
@@ -241,7 +230,9 @@ def _parse_filter(text: str) -> tuple[Any, list[tuple[str, str]]]:
         list_text = tokens.pop(0)
         if not (list_text.startswith("[") and list_text.endswith("]")):
             raise fail(f"expected a list such as [FAT, SFAT] after '{name} in'")
-        values = [value for value in map(_unquoted, re.findall(rf"(?:{_QUOTED}|[^,])+", list_text[1:-1])) if value]
+        texts = [text.strip() for text in re.findall(rf"(?:{_QUOTED}|[^,])+", list_text[1:-1])]
+        texts = [text[1:-1] if text[:1] in ("'", '"') and text[-1:] == text[:1] else text for text in texts]
+        values = [text for text in texts if text]
         if not values:
             raise fail(f"the list after '{name} in' is empty")
         tests = [comparison_test(name, "=", value) for value in values]
@@ -268,12 +259,6 @@ def _parse_filter(text: str) -> tuple[Any, list[tuple[str, str]]]:
     if tokens[0]:
         raise fail(f"unexpected '{tokens[0]}'", ": a value with spaces or brackets needs quotes")
     return result, comparisons
-
-
-def _unquoted(text: str) -> str:
-    """A value of a list without surrounding spaces and quotation marks."""
-    text = text.strip()
-    return text[1:-1] if text[:1] in ("'", '"') and text[-1:] == text[:1] else text
 
 
 def _compare(value: str, op: str, wanted_value: str) -> bool:

@@ -339,7 +339,10 @@ class Expansion:
         eps = task.eps if task is not None and task.norm == "Linf" else None
         section = self.evaluate_layers["overrides" in self.preset.evaluate][0]
         for i in overrides:
-            override = _without_removed(self.evaluate.overrides[i].set, self.evaluate.attacks)
+            override, removed = self.evaluate.overrides[i].set, self.evaluate.attacks
+            if isinstance(attacks := override.get("attacks"), dict):  # without those that the preset removed with null
+                attacks = {label: attack for label, attack in attacks.items() if removed.get(label, "") is not None}
+                override = {**override, "attacks": attacks}
             override = _completed(override, evaluate.attacks, self.attacks, eps)
             layers.append(((*section, "overrides", i, "set"), override))
             evaluate = self._read_evaluate(layers)
@@ -500,14 +503,6 @@ def images_of(evaluate: Evaluate, label: str) -> int | None:
     """The number of test images for an attack; None for all of the cell."""
     numbers = [number for number in (evaluate.n, evaluate.limit.get(label)) if number is not None]
     return min(numbers, default=None)
-
-
-def _without_removed(override: Tree, attacks: Tree) -> Tree:
-    """An override of `evaluate` without attacks that the preset has removed with null."""
-    overridden = override.get("attacks")
-    if not isinstance(overridden, dict):
-        return override
-    return {**override, "attacks": {k: v for k, v in overridden.items() if attacks.get(k, "") is not None}}
 
 
 def _without_nulls(evaluate: Tree, added_labels: Collection[str]) -> Tree:

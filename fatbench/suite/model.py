@@ -144,8 +144,8 @@ def _having(value: Any) -> dict[str, list[str]]:
     return {path: labels(wanted_labels) for path, wanted_labels in settings.items()}
 
 
-def _axes_of(value: list[str], info: ValidationInfo) -> list[str]:
-    return [known_axis(axis, (info.context or {})["axes"]) for axis in value]
+def _known_axes(value: Any, info: ValidationInfo) -> list[str]:
+    return [known_axis(axis, (info.context or {})["axes"]) for axis in labels(value)]
 
 
 def _demand_labels(value: dict[str, Any]) -> dict[str, Any]:
@@ -213,7 +213,7 @@ Text = Annotated[str, PlainValidator(_text, json_schema_input_type=str)]
 Note = Annotated[str, PlainValidator(lambda value: str(value or "").strip(), json_schema_input_type=Label | None)]
 OverrideMap = Annotated[dict[str, Any], PlainValidator(mapping)]  # overrides settings of a cell
 # names of axes
-Axes = Annotated[list[str], PlainValidator(labels, json_schema_input_type=OneOrMore), AfterValidator(_axes_of)]
+Axes = Annotated[list[str], PlainValidator(_known_axes, json_schema_input_type=OneOrMore)]
 Some = Annotated[list[str], PlainValidator(labels, json_schema_input_type=OneOrMore)]  # one label or a list of them
 Seeds = Annotated[list[int], PlainValidator(_seeds, json_schema_input_type=str | list[Natural])]
 Images = Annotated[Any, PlainValidator(_images, json_schema_input_type=Count | None)]

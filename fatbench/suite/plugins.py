@@ -49,7 +49,8 @@ def load(files: Iterable[Path] = ()) -> None:
     edited = [file for file in signatures.plugins() if not registered.is_lent(file) and source_files.is_edited(file)]
     source_files.delete(*edited)
     signatures.drop_plugins(edited)
-    for location, module in _announced_modules():
+    for point in sorted(importlib.metadata.entry_points(group=GROUP), key=lambda point: point.value):
+        location, module = f"entry point {GROUP}: {point.value}", point.value.partition(":")[0].strip()
         try:
             file = _module_file(module)
             if file is None:
@@ -84,12 +85,6 @@ def _report_left_out(location: str, error: Exception) -> None:
 
 
 _REPORTED: set[str] = set()
-
-
-def _announced_modules() -> Iterator[tuple[str, str]]:
-    """("entry point ...", module) of each plug-in of an installed package."""
-    for point in sorted(importlib.metadata.entry_points(group=GROUP), key=lambda point: point.value):
-        yield f"entry point {GROUP}: {point.value}", point.value.partition(":")[0].strip()
 
 
 def _module_file(module: str) -> Path | None:
@@ -168,8 +163,13 @@ def _function_digest(file: Path, version: source_files.Version, kind: str, name:
 
 def loaded(names: Iterable[str]) -> dict[str, Path]:
     """Those of some functions, "aggregator near_median", that a plug-in in use has -> its file."""
-    files = {name: signatures.plugin_of(*name.split(" ", 1)) for name in names if " " in name}
-    return {name: file for name, file in files.items() if file is not None}
+    files = {}
+    for name in names:
+        kind, space, function = name.partition(" ")
+        found = signatures.known(signatures.kind_of(kind), function) if space else None
+        if found is not None and found.plugin is not None:
+            files[name] = found.plugin
+    return files
 
 
 def now(functions: Iterable[Record], read: Mapping[str, str], used: Mapping[str, Path] | None = None) -> dict[str, Any]:

@@ -139,7 +139,7 @@ def match_rows(
     """
     axes_of_suite = suite.axes()
     labels = {
-        axis: _shown_labels(table.where.get(axis), axes_of_suite[axis])
+        axis: [label for label in axes_of_suite[axis] if label in table.where.get(axis, axes_of_suite[axis])]
         for axis in [*table.rows, *table.across]
         if axis in axes_of_suite
     }
@@ -172,14 +172,6 @@ def match_rows(
     if not paper_numbers.refused and not paper_numbers.count:
         raise SpecError(f"no number for table {table.id} (its headings: {', '.join(table.values)})")
     return paper_numbers
-
-
-def _shown_labels(condition: Any, labels: Sequence[str]) -> list[str]:
-    """The labels of an axis that a table shows."""
-    if condition is None:
-        return list(labels)
-    wanted_labels = [str(item) for item in (condition if isinstance(condition, (list, tuple)) else [condition])]
-    return [label for label in labels if label in wanted_labels]
 
 
 def _headings(columns: Sequence[str], table: Table) -> dict[str, str]:

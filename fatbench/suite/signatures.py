@@ -246,12 +246,9 @@ def undecorated(function: Callable[..., Any]) -> Any:
 
 def place_of(function: Callable[..., Any]) -> str:
     """The place of a function, "file:line"."""
-    code = getattr(undecorated(function), "__code__", None)
-    return (
-        inspect.getsourcefile(undecorated(function)) or ""
-        if code is None
-        else f"{code.co_filename}:{code.co_firstlineno}"
-    )
+    inner = undecorated(function)
+    code = getattr(inner, "__code__", None)
+    return inspect.getsourcefile(inner) or "" if code is None else f"{code.co_filename}:{code.co_firstlineno}"
 
 
 def _first_line(doc: str) -> str:
@@ -408,7 +405,11 @@ def add_plugin(file: Path) -> None:
     try:
         _PLUGINS[file] = _tables(file)
         if file not in _INSTALLED:
-            _refuse_taken_names(file)
+            for kind, name in ((kind, name) for kind, table in _PLUGINS[file].items() for name in table):
+                others = [other for other in _files_with(kind, name) if other != file]
+                if others and not any(other in _INSTALLED for other in others):
+                    place = f" in {others[0]}" if others[0] else ""
+                    raise SpecError(f"plugin {file}: there is already {article(kind.lower())} named '{name}'{place}")
     except BaseException:
         del _PLUGINS[file]
         source_files.delete(file)
@@ -472,15 +473,6 @@ def _tables(file: Path) -> dict[str, dict[str, Signature]]:
     return tables_by_kind
 
 
-def _refuse_taken_names(file: Path) -> None:
-    for kind, table in _PLUGINS[file].items():
-        for name in table:
-            other_files = [other_file for other_file in _files_with(kind, name) if other_file != file]
-            if other_files and not any(other_file in _INSTALLED for other_file in other_files):
-                file_text = f" in {other_files[0]}" if other_files[0] else ""
-                raise SpecError(f"plugin {file}: there is already {article(kind.lower())} named '{name}'{file_text}")
-
-
 def _files_with(kind: str, name: str) -> list[Path | None]:
     """The plug-in files that have a name; None among them stands for ours."""
     files_with_name: list[Path | None] = [None] if name in _shipped_signatures()[kind] else []
@@ -532,11 +524,6 @@ def _with_installed(kind: str) -> dict[str, Signature]:
             except SpecError as error:
                 left_out(error)
     return known_functions(kind)
-
-
-def plugin_of(kind: str, name: str) -> Path | None:
-    """The plug-in file with a name, or None; the kind is in lower case, as in the record of a plug-in."""
-    return signature.plugin if (signature := known(kind_of(kind), name)) is not None else None
 
 
 def kind_of(lower: str) -> str:

@@ -63,13 +63,12 @@ def settings(eps: str | float) -> dict[str, dict[str, Any]]:
     # a fraction stays text, so that tables print 8/255
     if isinstance(eps, str) and (match := FRACTION.match(eps)):
         eps_value, step = eps.strip(), f"{float(match[1]) / 4:g}/{match[2]}"
-    radius_only, radius_and_step = {"eps": eps_value}, {"eps": eps_value, "step": step}
     return {
         "natural": {"name": "natural"},
-        "fgsm": {"name": "fgsm", **radius_only},
-        "pgd20": {"name": "pgd", **radius_and_step, "steps": 20},
-        "cw": {"name": "cw", **radius_and_step, "steps": 30},
-        "autoattack": {"name": "autoattack", **radius_only},
+        "fgsm": {"name": "fgsm", "eps": eps_value},
+        "pgd20": {"name": "pgd", "eps": eps_value, "step": step, "steps": 20},
+        "cw": {"name": "cw", "eps": eps_value, "step": step, "steps": 30},
+        "autoattack": {"name": "autoattack", "eps": eps_value},
     }
 
 
