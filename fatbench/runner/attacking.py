@@ -171,7 +171,8 @@ def attack_models(turn: Turn, machine: Machine, trained_again: bool, ready: Setu
             missing_origins[origin.cell] = origin.name
             continue
         if stage != own_name:  # the stored result is outdated, and has another precision than this run
-            _discard_results(turn, stage, machine, evaluation)
+            if (run := claim(turn, stage, machine, 0, evaluation, fresh=True)) is not None:  # unless another holds it
+                store.release(run)
             stage = own_name
         clients_digest = record.get("sha256", {}).get(clients_file(round))
         origin_source = origin_model or transfer.TrainedModel(job.cell, round, clients_file(round), clients_digest)
@@ -189,12 +190,6 @@ def attack_models(turn: Turn, machine: Machine, trained_again: bool, ready: Setu
         turn.notify(Event(job.cell, "transfer", "waiting", message=message))
         return "waiting"
     return worst
-
-
-def _discard_results(turn: Turn, stage: str, machine: Machine, evaluation: Evaluation) -> None:
-    """Delete a stage's results, unless another process holds it."""
-    if (run := claim(turn, stage, machine, 0, evaluation, fresh=True)) is not None:
-        turn.store.release(run)
 
 
 def _attack(stage: _Stage, turn: Turn, loaded: _Loaded, run: int, machine: Machine) -> CellStatus:
@@ -232,16 +227,11 @@ def _attack(stage: _Stage, turn: Turn, loaded: _Loaded, run: int, machine: Machi
         record["clients"] = [[k, len(labels)] for k, (_, _, labels) in of_clients.items()]
         indices = [index.tolist() for index, *_ in of_clients.values()]
         record["images"] = cells.digest(indices)[:12]  # equal in two seeds: the same clients
-    if stage_row.round and any(
-        stage_row.record.get(record_key) != file_digest for record_key, file_digest in record.items()
-    ):
+    if stage_row.round and any(stage_row.record.get(key) != value for key, value in record.items()):
         store.restart(run)  # the stored outcomes belong to another model
     # of these the stage's name has the hash alone
-    record["requested"] = {
-        "n": evaluation.n,
-        "batch": evaluation.batch,
-        **({"added": True} if evaluation.added else {}),
-    }
+    record["requested"] = {"n": evaluation.n, "batch": evaluation.batch}
+    record["requested"] |= {"added": True} if evaluation.added else {}
     total = sum(len(labels) for *_, labels in parts)
     demand_same_inputs(turn, run, stage.name, ready.data)
     provenance: dict[str, Any] = {**ready.data, "attack": implementation(evaluation.attack["name"])}
@@ -400,7 +390,7 @@ def _training_doubts(stage: _Stage) -> Iterator[tuple[str, float]]:
 def _side_numbers(stage: _Stage, loaded: _Loaded, outcomes: Tensor, job: Job) -> list[Number]:
     """Further numbers from the outcomes on the cell's own models; on clean images, also doubts about the models."""
     from fatbench.engine.accuracy import prior_accuracy, zero_gradients
-    from fatbench.engine.plausible import not_followed
+    from fatbench.engine.plausible import doubts, not_followed
 
     ready, models, round, n = loaded.ready, loaded.models, stage.round, outcomes.shape[1]
     assert ready is not None
@@ -423,14 +413,7 @@ def _side_numbers(stage: _Stage, loaded: _Loaded, outcomes: Tensor, job: Job) ->
             numbers += [Number("directional", share, round, n=used)] if used else []
         numbers.append(Number("chance", float(labels.bincount().max()) / n, round, n=n))
     if not stage.diverged and ("evaluated" in job.spec or facts.role(stage.evaluation.attack) == "natural"):
-        numbers += _doubts(job, ready.problem, next(iter(models.values())), images, labels, round)
+        outputs = job.spec["evaluated"]["outputs"] if "evaluated" in job.spec else None
+        words = doubts(ready.problem, next(iter(models.values())), images, labels, outputs)
+        numbers += [Number(doubt_names.name(word), 1.0, round) for word in words]
     return numbers
-
-
-def _doubts(job: Job, problem: Any, model: Any, images: Any, labels: Any, round: int) -> list[Number]:
-    """One number for each doubt about a model's outputs."""
-    from fatbench.engine import plausible
-
-    outputs = job.spec["evaluated"]["outputs"] if "evaluated" in job.spec else None
-    doubts = plausible.doubts(problem, model, images, labels, outputs)
-    return [Number(doubt_names.name(words), 1.0, round) for words in doubts]

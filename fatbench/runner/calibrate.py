@@ -89,11 +89,8 @@ def _shorten(cell: Cell, plan: Plan, batches: int, images: int) -> Job:
 def measure_speeds(plan: Plan, speeds: duration.Speeds, data: Path, seconds: float) -> list[timing.TimedRun]:
     """Time short versions of the plan's cells for about so many seconds, not counting the import of torch."""
     cells = samples(plan.unique(), speeds)
-    jobs = list(
-        {
-            short_job.cell: short_job for size in SIZES for cell in cells for short_job in [job(cell, plan, data, size)]
-        }.values()
-    )
+    short_jobs = [job(cell, plan, data, size) for size in SIZES for cell in cells]
+    jobs = list({short_job.cell: short_job for short_job in short_jobs}.values())
     if not jobs:
         return []
     with tempfile.TemporaryDirectory(prefix="fatbench-") as folder:

@@ -266,22 +266,16 @@ def _demand(file: Path, file_digest: str, sha256: str) -> None:
         )
 
 
-def _bytes(file: Path, sha256: str | None) -> bytes:
-    """Read a file's bytes, and check their digest if one is given."""
-    with _opening(file):
-        data = file.read_bytes()
-    if sha256 is not None:
-        _demand(file, hashlib.sha256(data).hexdigest(), sha256)
-    return data
-
-
 def _read_tensors(
     file: Path, sha256: str | None, cell: str | None, round: int | None
 ) -> tuple[Tensors, dict[str, str]]:
     """Read (tensors on the CPU, header), and check digest, cell and round where given."""
     from safetensors.torch import load
 
-    data = _bytes(file, sha256)
+    with _opening(file):
+        data = file.read_bytes()
+    if sha256 is not None:
+        _demand(file, hashlib.sha256(data).hexdigest(), sha256)
     try:
         tensors = load(data)
         # safetensors: 8 bytes with the length of the JSON header, the header, the tensors

@@ -19,6 +19,7 @@ from fatbench.errors import MachineError, SpecError, did_you_mean
 from fatbench.runner.jobs import Event, Job, Summary
 from fatbench.runner.run_options import RunOptions
 from fatbench.runner.start import Observer
+from fatbench.suite.confounders import leaves
 
 Write = Callable[[str, int, Mapping[str, float]], None]  # (stage, round, {name: value})
 
@@ -142,7 +143,7 @@ def mlflow(folder: Path) -> Iterator[Callable[[Job], Write]]:
         tags = {"suite": job.suite, "preset": job.preset, "cell": job.cell}
         run = client.create_run(experiment, run_name=_name(job), tags=tags).info.run_id
         runs.append(run)
-        for name, value in _flat(job.spec):
+        for name, value in leaves(job.spec).items():
             client.log_param(run, name, str(value)[:500])  # MLflow allows 500 characters
 
         def write(stage: str, round: int, numbers: Mapping[str, float]) -> None:
@@ -156,15 +157,6 @@ def mlflow(folder: Path) -> Iterator[Callable[[Job], Write]]:
     finally:
         for run in runs:
             client.set_terminated(run)
-
-
-def _flat(spec: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield a cell's settings by name: ("algorithm.local.lr", 0.01)."""
-    for key, value in spec.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
 
 
 WRITERS: dict[str, Callable[[Path], contextlib.AbstractContextManager[Callable[[Job], Write]]]] = {

@@ -65,13 +65,9 @@ def offers(on: str | None, preset: str | None, say: Callable[[str], None], other
             say(f"estimating {name}")
             try:
                 suite = files.load(name)
-                preset_names = [
-                    preset_name
-                    for preset_name in suite.presets()
-                    if preset_name == preset
-                    or (preset is None and (preset_name != "smoke" if on is None else preset_name in ESTIMATED))
-                ]
-                plans = [suite.plan(preset_name) for preset_name in preset_names]
+                usual = [name for name in suite.presets() if (name != "smoke" if on is None else name in ESTIMATED)]
+                asked = usual if preset is None else [name for name in suite.presets() if name == preset]
+                plans = [suite.plan(preset_name) for preset_name in asked]
             except FatbenchError:  # `list suites` says what is wrong with it
                 continue
             for plan in plans:

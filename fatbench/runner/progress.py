@@ -146,16 +146,8 @@ def cells_left(plan: Plan, store: Store) -> duration.WorkLeft:
         status_by_stage = {
             stage: _stage_state(row, stage in changed_stages, cell_rows["train"]) for stage, row in cell_rows.items()
         }
-        todo = [
-            (
-                planned,
-                sum(
-                    all(status_by_stage.get(stage) != "done" for stage in planned.stages(round))
-                    for round in attacked_rounds
-                ),
-            )
-            for planned in cell.evaluations
-        ]
+        done = {stage for stage, status in status_by_stage.items() if status == "done"}
+        todo = [(one, sum(done.isdisjoint(one.stages(n)) for n in attacked_rounds)) for one in cell.evaluations]
         return 0.0, [(evaluation, float(models)) for evaluation, models in todo if models]
 
     return of_cell
@@ -232,11 +224,8 @@ def with_stored_attacks(suite: Suite, plan: Plan, store: Store) -> Plan:
         cell.id: [item for item in cell.evaluations if (cell.id, item.id) in stored_evaluations]
         for cell in plan_with_all.cells
     }
-    added_labels = tuple(
-        label
-        for label in plan_with_all.added
-        if any(item.label == label for extra_evaluations in extra_by_cell.values() for item in extra_evaluations)
-    )
+    found = {item.label for extra_evaluations in extra_by_cell.values() for item in extra_evaluations}
+    added_labels = tuple(label for label in plan_with_all.added if label in found)
     cells = [
         replace(cell, evaluations=(*cell.evaluations, *extra_by_cell[cell.id])) if extra_by_cell.get(cell.id) else cell
         for cell in plan.cells

@@ -88,11 +88,7 @@ def clients_wanted(job: Job, record: Mapping[str, Any], round: int) -> int:
     """How many clients' models of a round the job's transfer attacks need, as far as is known at its end."""
     attacked_rounds = {int(job.spec["algorithm"]["rounds"])} if "last" in job.checkpoints else set()
     attacked_rounds |= {int(record[name]["round"]) for name in job.checkpoints if name != "last" and name in record}
-    client_counts = (
-        evaluation.origin.clients
-        for evaluation in job.evaluations
-        if evaluation.origin is not None and evaluation.origin.clients
-    )
+    client_counts = (item.origin.clients for item in job.evaluations if item.origin is not None)
     return max(client_counts, default=0) if round in attacked_rounds else 0
 
 
@@ -122,11 +118,8 @@ def pairs(
         if origin.client not in origin_models or len(origin_models) < origin.clients:
             raise SpecError(f"{origin.clients} clients: only {len(origin_models)} took part in round {source.round}")
         return [ModelPair(k, origin_models[k], (problem, origin_models[origin.client])) for k in range(origin.clients)]
-    keys = [
-        k
-        for k in sorted({*models, *origin_models} - {-1})
-        if {k, -1} & models.keys() and {k, -1} & origin_models.keys()
-    ]
+    clients = sorted({*models, *origin_models} - {-1})
+    keys = [k for k in clients if {k, -1} & models.keys() and {k, -1} & origin_models.keys()]
     if not keys and not (models.keys() == origin_models.keys() == {-1}):
         raise SpecError(f"no client has a model both here and in cell {source.cell}")
     return [

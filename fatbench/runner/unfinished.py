@@ -113,8 +113,11 @@ def _collect(
 
     last: leave such a cell out instead.
     """
-    origins = {id for row in begun.values() for id in _others(row)} - begun.keys()
-    ids = [*begun, *sorted(origins)]
+    origins = set[str | None]()  # cells whose models these begin with, or are attacked with
+    for cell in (row.cell for row in begun.values()):
+        origins |= {weights.trained_by(cell.spec), *(one.origin.cell for one in cell.evaluations if one.origin)}
+    others = sorted({id for id in origins if id} - begun.keys())
+    ids = [*begun, *others]
     with store.database.reading() as connection:
         documents = {cell.cell: cell for cell in cell_records.read(connection, ids) if not cell.replicate}
     rows = store.stages(ids)
@@ -130,7 +133,7 @@ def _collect(
         ) != (train.status == "done"):
             raise DamagedCheckpoint(f"{id} goes on")
         try:
-            files = _files(folder / id, _needed(train, id in origins), train, opened if running else None, stack)
+            files = _files(folder / id, _needed(train, id in others), train, opened if running else None, stack)
         except DamagedCheckpoint as error:
             if running and not last:
                 raise
@@ -147,12 +150,6 @@ def _collect(
         taken.append(HalfDone(id, label, state, sum(one.bytes for one in files.values()), running))
     content = tar.content([documents[id] for id in sorted(halves)], halves)
     return Collected(taken, left, content, folder, opened)
-
-
-def _others(row: progress.CellProgress) -> set[str]:
-    """The cells whose models a cell begins with, or is attacked with."""
-    origins = {evaluation.origin.cell for evaluation in row.cell.evaluations if evaluation.origin is not None}
-    return {id for id in (weights.trained_by(row.cell.spec), *origins) if id}
 
 
 def _needed(train: StageRow, is_origin: bool) -> set[str]:

@@ -91,11 +91,8 @@ def ignored_options(
 
     precision, attack_precision: None if not asked for. path: "auto" if not named.
     """
-    asked_options = {
-        "precision": precision,
-        "path": None if path == "auto" else path,
-        "attack precision": attack_precision,
-    }
+    asked_options = {"precision": precision, "path": None if path == "auto" else path}
+    asked_options["attack precision"] = attack_precision
     query = select(STAGES.c.cell, STAGES.c.stage, RUNS.c.precision, RUNS.c.extra).join(RUNS, RUNS.c.id == STAGES.c.run)
     cells_by_option: dict[tuple[str, str], set[str]] = {}
     with store.database.reading() as connection:

@@ -74,7 +74,7 @@ def _take_cells(work: Work, pool: Pool, name: str, device: str) -> None:
             job = jobs[cell]
             has_run |= plugins.files(job.spec, job.evaluations)
             report(Event(cell, "slot", "given"))
-            status = attempt(job, machine, report, report.is_stopping)
+            status = attempt(job, machine, report, lambda: report.stops or report.leaves)
             stop = status == "blocked" or (status == "failed" and work.fail_fast)
             gives_back = status == "interrupted" and report.leaves
             last_events = report.rest(*([] if gives_back else [Event(cell, "cell", status)]))
@@ -106,10 +106,6 @@ class Report:
         self.events.append(asdict(event))
         if event.kind != "progress":
             self.wakes.set()
-
-    def is_stopping(self) -> bool:
-        """Whether the worker is to end after its current round."""
-        return self.stops or self.leaves
 
     def rest(self, *events: Event) -> list[Any]:
         """What is not stored yet, and these events."""

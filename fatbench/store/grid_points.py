@@ -40,12 +40,7 @@ class Point(NamedTuple):
     @property
     def row(self) -> dict[str, Any]:
         """A row of `points`."""
-        return {
-            **{name: getattr(self, name) for name in FIELDS},
-            "kind": self.kind,
-            "shown": self.cell,
-            "current": self.current,
-        }
+        return {name: getattr(self, name) for name in (*FIELDS, "kind", "current")} | {"shown": self.cell}
 
 
 def labels_text(labels: Mapping[str, str]) -> str:
@@ -73,12 +68,9 @@ def write(connection: Connection, points: Iterable[Point], *, replace: bool) -> 
         rows_by_key.setdefault((row.suite, row.preset, row.cell), set()).add(tuple(row))
     new_points: list[Point] = []
     for key, cell_points in points_by_key.items():
-        stored_rows = rows_by_key.get(key, set())
-        if stored_rows and (
-            not replace or stored_rows == {tuple(point.row[name] for name in columns) for point in cell_points}
-        ):
-            continue
-        if stored_rows:
+        if stored_rows := rows_by_key.get(key, set()):
+            if not replace or stored_rows == {tuple(point.row[name] for name in columns) for point in cell_points}:
+                continue
             suite, preset, cell = key
             condition = (POINTS.c.suite == suite) & (POINTS.c.preset == preset) & (POINTS.c.cell == cell)
             connection.execute(delete(POINTS).where(condition))
@@ -87,11 +79,8 @@ def write(connection: Connection, points: Iterable[Point], *, replace: bool) -> 
         connection.execute(insert(POINTS), [point.row for point in new_points])
         _store_kinds(connection, {point.kind: point.evaluations for point in new_points if point.kind})
     for suite, preset in {(point.suite, point.preset): None for point in points if point.current}:
-        places = {
-            (point.cell, labels_key(point.labels))
-            for point in points
-            if (point.suite, point.preset) == (suite, preset) and point.current
-        }
+        here = [one for one in points if (one.suite, one.preset, one.current) == (suite, preset, True)]
+        places = {(point.cell, labels_key(point.labels)) for point in here}
         rows = _grid(connection, suite, preset)
         taken = {(labels, row.seed) for row, labels in rows if (row.cell, labels) in places}
         kept = {(row.cell, labels) for row, labels in rows if row.current and (labels, row.seed) not in taken}

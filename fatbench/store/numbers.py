@@ -18,22 +18,18 @@ def append(
     """Write numbers, {values of SHARED: [(client, value, n)]}. The caller knows that none exists yet."""
     if not groups:
         return
-    ids = _new_ids(connection, len(groups))
+    if connection.dialect.name == "sqlite":  # has one writer
+        last = connection.execute(select(func.max(ROUND_METRICS.c.id))).scalar() or 0
+        ids: Sequence[int] = range(last + 1, last + 1 + len(groups))
+    else:
+        sequence = func.nextval(func.pg_get_serial_sequence(ROUND_METRICS.name, "id"))
+        ids = connection.scalars(select(sequence).select_from(func.generate_series(1, len(groups)))).all()
     heads = [(id, *group) for id, group in zip(ids, groups, strict=True)]
     _insert(connection, ROUND_METRICS.name, ("id", *SHARED), heads)
     values = zip(ids, groups.values(), strict=True)
     # + 0.0: SQLite has no -0.0, so no database has
     rows = [(id, client, float(value) + 0.0, n) for id, entries in values for client, value, n in entries]
     _insert(connection, VALUES.name, ("round_metric", "client", "value", "n"), rows)
-
-
-def _new_ids(connection: Connection, count: int) -> Sequence[int]:
-    """Ids of rows that are about to be added to `round_metrics`."""
-    if connection.dialect.name == "sqlite":  # has one writer
-        last = connection.execute(select(func.max(ROUND_METRICS.c.id))).scalar() or 0
-        return range(last + 1, last + 1 + count)
-    sequence = func.nextval(func.pg_get_serial_sequence(ROUND_METRICS.name, "id"))
-    return connection.scalars(select(sequence).select_from(func.generate_series(1, count))).all()
 
 
 def _insert(connection: Connection, table: str, columns: Sequence[str], rows: list[tuple[Any, ...]]) -> None:

@@ -144,10 +144,8 @@ class Store:
         with self.database.writing() as connection:
             lock(connection)
             new_ids -= _known_ids(connection, new_ids)
-            if new_ids:
-                connection.execute(
-                    insert(CELLS), [cell_row(cell, specs[cell], current_time()) for cell in sorted(new_ids)]
-                )
+            if rows := [cell_row(cell, specs[cell], current_time()) for cell in sorted(new_ids)]:
+                connection.execute(insert(CELLS), rows)
 
     @patient
     def cells(self, cells: Sequence[str] | None = None) -> dict[str, dict[str, Any]]:
@@ -210,10 +208,9 @@ class Store:
             lock(connection)
             for cell_batch in batches(doubts):
                 connection.execute(delete(DOUBTS).where(DOUBTS.c.cell.in_(cell_batch)))
-            rows = [
-                {"cell": cell, **dict(zip(columns, doubt, strict=True))} for cell in doubts for doubt in doubts[cell]
-            ]
-            if rows:
+            if rows := [
+                {"cell": cell, **dict(zip(columns, one, strict=True))} for cell in doubts for one in doubts[cell]
+            ]:
                 connection.execute(insert(DOUBTS), rows)
             for (suite, preset, cell), run in shown_runs.items():
                 condition = (POINTS.c.suite == suite) & (POINTS.c.preset == preset) & (POINTS.c.cell == cell)
@@ -230,20 +227,15 @@ class Store:
     @patient
     def record_data(self, seen_fingerprints: Mapping[str, str]) -> None:
         """Store what a run has read, in the form of `seen_data`."""
-        known_data = self.seen_data()
-        new_data = {
-            data: fingerprint for data, fingerprint in seen_fingerprints.items() if known_data.get(data) != fingerprint
-        }
+        new_data = dict(seen_fingerprints.items() - self.seen_data().items())
         if not new_data:
             return
         with self.database.writing() as connection:
             lock(connection)
             connection.execute(delete(SEEN_DATA).where(SEEN_DATA.c.data.in_(list(new_data))))
-            moment = current_time()
-            rows = [
-                {"data": data, "fingerprint": digest, "created": moment} for data, digest in sorted(new_data.items())
-            ]
-            connection.execute(insert(SEEN_DATA), rows)
+            columns = ({"data": data, "fingerprint": digest} for data, digest in sorted(new_data.items()))
+            moment = {"created": current_time()}
+            connection.execute(insert(SEEN_DATA), [row | moment for row in columns])
 
     # --- the life of a stage -------------------------------------------------------------------------------------
 
@@ -352,11 +344,9 @@ class Store:
         first_round = min((number.round for number in rows), default=None)
         with self.database.reading() as connection:  # hash perhaps millions of numbers while others may write
             held_stage = connection.execute(select(RUNS.c.cell, RUNS.c.stage).where(RUNS.c.id == run)).first()
-            partial_digest = (
-                None
-                if held_stage is None
-                else cell_records.begin_sealing(connection, held_stage.cell, held_stage.stage, first_round)
-            )
+            partial_digest = None
+            if held_stage is not None:
+                partial_digest = cell_records.begin_sealing(connection, *held_stage, first_round)
         with self.database.writing() as connection:
             held = _held_stage(connection, run)
             values: dict[str, Any] = {"status": "done", "checkpoint": None, "error": None}
@@ -522,11 +512,10 @@ class Store:
     @patient
     def outcomes(self, cell: str, stage: str) -> list[tuple[int, int, bytes]]:
         """The chunks of a stage's outcomes in order: (first example, how many, packed bits)."""
-        query = select(OUTCOME_CHUNKS.c.start, OUTCOME_CHUNKS.c.n, OUTCOME_CHUNKS.c.bits).order_by(
-            OUTCOME_CHUNKS.c.start
-        )
+        query = select(OUTCOME_CHUNKS.c.start, OUTCOME_CHUNKS.c.n, OUTCOME_CHUNKS.c.bits)
+        query = query.where(OUTCOME_CHUNKS.c.cell == cell, OUTCOME_CHUNKS.c.stage == stage)
         with self.database.reading() as connection:
-            rows = connection.execute(query.where(OUTCOME_CHUNKS.c.cell == cell, OUTCOME_CHUNKS.c.stage == stage))
+            rows = connection.execute(query.order_by(OUTCOME_CHUNKS.c.start))
             return [(start, n, bytes(bits)) for start, n, bits in rows]
 
     @patient

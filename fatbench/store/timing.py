@@ -79,7 +79,7 @@ def timed_runs(store: Store, after_round: int = 0, everywhere: bool = False) -> 
         specs = select(CELLS.c.id, CELLS.c.spec).where(CELLS.c.id.in_(select(RUNS.c.cell).where(condition)))
         spec_by_cell = {id: json.loads(spec) for id, spec in connection.execute(specs)} if rows else {}
     attacks = {
-        text: {key: value for key, value in json.loads(text).items() if key != "implementation"}
+        text: {key: value for key, value in json.loads(text).items() if key not in ("implementation", "on", "origin")}
         for text in {row.settings for row in rows if row.settings}
     }
     timed = []

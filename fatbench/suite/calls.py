@@ -15,6 +15,7 @@ import builtins
 import functools
 import importlib
 import importlib.machinery
+import importlib.util
 import math
 import sys
 import threading
@@ -25,18 +26,13 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from fatbench.errors import SpecError, did_you_mean, shown
+from fatbench.errors import MachineError, SpecError, did_you_mean, shown
 from fatbench.suite import source_files, types, weights
 from fatbench.suite.entry import Entry, entry_of, in_table
 from fatbench.suite.signatures import CLASSES, PACKAGE, REQUIRED, TABLES, Setting, Signature, describe, names
 
 if TYPE_CHECKING:
     from fatbench.suite.model import Perturbation
-
-
-import importlib.util
-
-from fatbench.errors import MachineError
 
 IMPORT_TORCH = ("fatbench.engine", "fatbench.methods", "fatbench.models")
 
@@ -132,11 +128,9 @@ def check_keys(kind: str, node: Any, task: Perturbation | None = None, training:
     except SpecError as error:
         error.below("name")
         raise
-    own_settings = {key: value for key, value in node.items() if key != "name"}
-    in_training = training or kind == "Algorithm"
-    return Call(
-        signature, {"name": signature.name, **_settings(signature, {**own_settings, **missing}, task, in_training)}
-    )
+    written = {key: value for key, value in node.items() if key != "name"} | missing
+    settings = _settings(signature, written, task, training or kind == "Algorithm")
+    return Call(signature, {"name": signature.name, **settings})
 
 
 def _settings(

@@ -143,10 +143,8 @@ class Plan:
         for cell in self.cells:
             first_cell = cells.get(cell.id)  # of an earlier point of the same experiment
             if first_cell is not None and first_cell.evaluations != cell.evaluations:
-                merged_evaluations = {
-                    evaluation.id: evaluation for evaluation in (*first_cell.evaluations, *cell.evaluations)
-                }
-                cell = replace(first_cell, evaluations=tuple(merged_evaluations.values()))
+                merged = {one.id: one for one in (*first_cell.evaluations, *cell.evaluations)}
+                cell = replace(first_cell, evaluations=tuple(merged.values()))
             cells[cell.id] = cell if first_cell is None or cell.evaluations != first_cell.evaluations else first_cell
         return list(cells.values())
 

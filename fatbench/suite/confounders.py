@@ -145,10 +145,8 @@ def uncompared_cells(confounding: Iterable[Confounder]) -> frozenset[str]:
 def sentences(confounding: Iterable[Confounder]) -> list[str]:
     """One sentence per confounder; one whose rows are all covered by another sentence is left out."""
     confounders_by_value: dict[tuple[str, str, str], dict[str, Confounder]] = {}
-    for confounder in confounding:
-        confounders_by_value.setdefault((confounder.path, str(confounder.value), str(confounder.usual)), {})[
-            str(confounder)
-        ] = confounder
+    for one in confounding:
+        confounders_by_value.setdefault((one.path, str(one.value), str(one.usual)), {})[str(one)] = one
     return [
         sentence
         for group in confounders_by_value.values()
@@ -169,12 +167,8 @@ def _differ(path: str, settings_a: Mapping[str, Any], settings_b: Mapping[str, A
     """Whether two rows differ in a setting that both have, or one has a call where the other has None."""
     if path in settings_a and path in settings_b:
         return repr(settings_a[path]) != repr(settings_b[path])
-    (with_path, without_path) = (settings_a, settings_b) if path in settings_a else (settings_b, settings_a)
-    return (
-        path in with_path
-        and with_path[path] is None
-        and any(lower_path.startswith(f"{path}.") for lower_path in without_path)
-    )
+    with_path, without_path = (settings_a, settings_b) if path in settings_a else (settings_b, settings_a)
+    return with_path.get(path, "") is None and any(lower.startswith(f"{path}.") for lower in without_path)
 
 
 class _OwnPaths(dict[tuple[int, int], frozenset[str]]):

@@ -152,13 +152,9 @@ def with_radius(spec: Any, eps: str | float, is_bare: bool) -> Any:
     if name not in signatures.names("Attack"):
         return spec  # `calls.check` reports the unknown name
     usual = {key: value for key, value in standard_attacks.settings(eps)["pgd20"].items() if key != "name"}
-    required_settings = {
-        setting.name
-        for setting in signatures.describe("Attack", name).settings
-        if setting.default is signatures.REQUIRED
-    }
-    filled_settings = required_settings & ({*usual} if is_bare else {"eps"}) - {*spec}
-    return {**spec, **{key: usual[key] for key in usual if key in filled_settings}}
+    required = {one.name for one in signatures.describe("Attack", name).settings if one.default is signatures.REQUIRED}
+    missing = required & ({*usual} if is_bare else {"eps"}) - {*spec}
+    return {**spec, **{key: usual[key] for key in usual if key in missing}}
 
 
 def _label(attack: Mapping[str, Any]) -> str:

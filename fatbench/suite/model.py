@@ -372,9 +372,9 @@ def _tried(value: Any) -> dict[str, list[Any]]:
     settings = mapping(value)
     for path, values in settings.items():
         if not path.startswith("algorithm.") or path.rpartition(".")[2] in ("rounds", "epochs"):
-            raise ValueError(f"expected a setting of the algorithm such as algorithm.local.lr, got '{path}'")
+            raise Misfit(f"expected a setting of the algorithm such as algorithm.local.lr, got '{path}'", path)
         if not isinstance(values, list) or len({str(one) for one in values}) != len(values) or not values:
-            raise ValueError(f"{path}: expected a list of different values, got {values!r}")
+            raise Misfit(f"expected a list of different values, got {values!r}", path)
     if not 1 <= len(settings) <= MOST_TUNED:
         raise ValueError(f"expected one setting or {MOST_TUNED}, got {len(settings)}")
     number = math.prod(map(len, settings.values()))

@@ -243,13 +243,11 @@ def _numbers(row: Row, headings: Mapping[str, str]) -> dict[str, tuple[float, fl
 
 def _mean(records: Sequence[Mapping[str, tuple[float, float | None]]]) -> dict[str, tuple[float, float | None]]:
     """heading -> (mean, standard deviation) over the records of several seeds."""
-    values = {
-        heading: [item[heading][0] for item in records if heading in item] for item in records for heading in item
-    }
-    return {
-        heading: (round(statistics.fmean(item), 6), round(statistics.stdev(item), 6) if len(item) > 1 else None)
-        for heading, item in values.items()
-    }
+    found = {}
+    for heading in dict.fromkeys(heading for item in records for heading in item):
+        values = [item[heading][0] for item in records if heading in item]
+        found[heading] = round(statistics.fmean(values), 6), round(statistics.stdev(values), 6) if values[1:] else None
+    return found
 
 
 def as_csv(paper_numbers: PaperNumbers) -> str:

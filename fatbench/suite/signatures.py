@@ -186,9 +186,7 @@ def described(kind: str, name: str, value: Any, plugin: Path | None = None) -> S
     asks = _requested_parameters(kind, name, function, location)
     if kind == "Algorithm":
         _check_training_settings(name, settings, location)
-    takes_any = any(
-        parameter.kind is parameter.VAR_KEYWORD for parameter in inspect.signature(function).parameters.values()
-    )
+    takes_any = any(one.kind is one.VAR_KEYWORD for one in inspect.signature(function).parameters.values())
     if not takes_any:
         _check_entry_settings(name, entry, settings)
     doc = inspect.getdoc(undecorated(function)) or ""
@@ -270,11 +268,7 @@ def _plain_fields(entry: entries.Entry) -> dict[str, Any]:
 def _requested_parameters(kind: str, name: str, function: Callable[..., Any], location: str) -> tuple[str, ...]:
     """The parameters beyond the fixed ones of a kind; SpecError for too few parameters, or one that is not offered."""
     all_parameters = inspect.signature(function).parameters.values()
-    parameters = [
-        parameter.name
-        for parameter in all_parameters
-        if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
-    ]
+    parameters = [p.name for p in all_parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     forms = FORMS[kind]
     fixed, offered = next((form for form in forms if form[0][:1] == tuple(parameters[:1])), forms[0])
     if len(forms) > 1 and fixed[:1] != tuple(parameters[:1]):
@@ -429,17 +423,11 @@ def add_installed(file: Path, left_out: Callable[[SpecError], None]) -> None:
 def add_described(plugins: Mapping[str, Mapping[str, Mapping[str, SignatureJson]]]) -> None:
     """Add the plug-ins of another process, from its `of_plugins`; each is imported when it is called."""
     for name, tables in plugins.items():
-        file = Path(name)
-        _PLUGINS.setdefault(
-            file,
-            {
-                kind: {
-                    function_name: _from_json(kind, function_name, content, file)
-                    for function_name, content in table.items()
-                }
+        if (file := Path(name)) not in _PLUGINS:
+            _PLUGINS[file] = {
+                kind: {function: _from_json(kind, function, content, file) for function, content in table.items()}
                 for kind, table in tables.items()
-            },
-        )
+            }
 
 
 def of_plugins() -> dict[str, dict[str, dict[str, SignatureJson]]]:

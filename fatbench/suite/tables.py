@@ -226,18 +226,10 @@ class Table(Displayed):
         """heading -> max, min or none, from one for all or some by name; a spread over clients is never best."""
         named_best = best if isinstance(best, dict) else {}
         default = "max" if isinstance(best, dict) else str(best)
-        best_by_heading = {
-            heading: str(
-                named_best.get(
-                    heading,
-                    "none"
-                    if heading_spec.relative or (default == "max" and UNRANKED.search(heading_spec.source))
-                    else default,
-                )
-            )
-            for heading, heading_spec in info.data.get("sources", {}).items()
-        }
-        for heading, direction in best_by_heading.items():
+        best_by_heading = {}
+        for heading, spec in info.data.get("sources", {}).items():
+            unranked = spec.relative or (default == "max" and UNRANKED.search(spec.source))
+            direction = best_by_heading[heading] = str(named_best.get(heading, "none" if unranked else default))
             if direction not in ("max", "min", "none"):
                 raise ValueError(f"{heading}: expected max, min or none, got '{direction}'")
         return best_by_heading
