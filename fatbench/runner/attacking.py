@@ -311,11 +311,9 @@ def _natural_outcomes(stage: _Stage, turn: Turn, loaded: _Loaded, digest: str | 
         return None
     rows, cell = turn.store.stages([turn.job.cell]), turn.job.cell
     own = stage.evaluation.on
+    alike = [one for one in turn.job.evaluations if one.origin is None and one.on == own]
     naturals = [
-        item
-        for item in turn.job.evaluations
-        if facts.role(item.attack) == "natural" and item.origin is None and item.on == own
-        if not own or item.n == stage.evaluation.n
+        one for one in alike if facts.role(one.attack) == "natural" and (not own or one.n == stage.evaluation.n)
     ]
     for name in (name for item in naturals for name in item.stages(stage.round) if name != stage.name):
         row = rows.get((cell, name))

@@ -37,11 +37,7 @@ def samples(cells: Iterable[Cell], speeds: duration.Speeds) -> list[Cell]:
     cell_by_kind: dict[tuple[str, ...], Cell] = {}
     for cell in cells:
         net, kind = duration.network(cell.spec), duration.kind(cell.spec)
-        attacks = {
-            digest(evaluation.attack)
-            for evaluation in cell.evaluations
-            if evaluation.attack["name"] not in STOPPING_EARLY
-        }
+        attacks = {digest(one.attack) for one in cell.evaluations if one.attack["name"] not in STOPPING_EARLY}
         untimed_attacks = tuple(sorted(attack for attack in attacks if (net, attack) not in speeds.attacks))
         if kind in speeds.training and not untimed_attacks:
             continue
@@ -78,11 +74,8 @@ def _shorten(cell: Cell, plan: Plan, batches: int, images: int) -> Job:
     fraction = 1 - float(number(spec["client_holdout"]))
     spec["train"] = min(available, int(batches * clients * batch / fraction) + 1 + spec["validation"])
     spec["test"] = min(spec["test"] or images, images)
-    evaluations = [
-        replace(evaluation, n=min(evaluation.n or images, images))
-        for evaluation in cell.evaluations
-        if evaluation.attack["name"] not in STOPPING_EARLY
-    ]
+    timed = [one for one in cell.evaluations if one.attack["name"] not in STOPPING_EARLY]
+    evaluations = [replace(one, n=min(one.n or images, images)) for one in timed]
     return Job(digest(spec)[:12], spec, evaluations, ["last"], plan.suite, plan.preset)
 
 

@@ -105,10 +105,8 @@ def checkpoint(file: Path, evaluations: Sequence[Evaluation], options: RunOption
             for pair in pairs
         ]  # fmt: skip
         value = float(torch.cat([item.correct for item in outcomes]).double().mean())
-        doubts = {
-            **ready.doubts,
-            **functools.reduce(Seen.__add__, [item.seen for item in outcomes]).doubts(ball(function)),
-        }
+        seen = functools.reduce(Seen.__add__, [item.seen for item in outcomes])
+        doubts = {**ready.doubts, **seen.doubts(ball(function))}
         row = {"label": evaluation.label, "attack": attack, "accuracy": value, "n": len(labels), "doubts": doubts}
         results.append(row)
     return results

@@ -204,12 +204,9 @@ def fitting(task: InversionTask, loaded: CheckedUpdate) -> list[calls.Call]:
     attack_calls = []
     for node in task.inversions or DEFAULTS:
         attack_call = calls.check("Inversion", node, "--inversion")
-        obstacle = _obstacle(
-            task,
-            loaded,
-            attack_call,
-            reads_of(INVERSIONS[attack_call["name"]]) if attack_call["name"] in INVERSIONS else None,
-        )
+        name = attack_call["name"]
+        reads = reads_of(INVERSIONS[name]) if name in INVERSIONS else None
+        obstacle = _obstacle(task, loaded, attack_call, reads)
         if obstacle and task.inversions:
             raise SpecError(f"{obstacle}", option=f"inversion {attack_call['name']}")
         if not obstacle:

@@ -203,11 +203,8 @@ def with_stored_attacks(suite: Suite, plan: Plan, store: Store) -> Plan:
             for stage, settings in connection.execute(own)
             if settings and parsed(stage).metric not in attack_names
         }
-        other_stages = [
-            item
-            for item in stages
-            if (parsed(item).metric in attack_names or item in own_texts) and parsed(item).evaluation not in everywhere
-        ]
+        named = [one for one in stages if parsed(one).metric in attack_names or one in own_texts]
+        other_stages = [one for one in named if parsed(one).evaluation not in everywhere]
         stage_query = select(STAGES.c.cell, STAGES.c.stage).where(STAGES.c.stage.in_(other_stages))
         rows = fetch(connection, stage_query, STAGES.c.cell, [cell.id for cell in plan.cells]) if other_stages else ()
         stored_evaluations = {(cell, parsed(stage).evaluation) for cell, stage in rows}

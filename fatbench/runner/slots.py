@@ -31,11 +31,8 @@ def largest_use(
     bytes_by_kind: kind of cell -> bytes that such a cell has used. kind: gives the kind of a cell's spec.
     """
     bytes_by_cell = [bytes_by_kind.get(kind(spec)) for spec in specs]
-    return (
-        None
-        if not bytes_by_cell or None in bytes_by_cell
-        else max(value for value in bytes_by_cell if value is not None)
-    )
+    known = [value for value in bytes_by_cell if value is not None]
+    return max(known) if known and len(known) == len(bytes_by_cell) else None
 
 
 class _Memory(ctypes.Structure):

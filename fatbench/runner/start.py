@@ -326,11 +326,8 @@ def check_data(jobs: Sequence[Job], root: Path) -> dict[str, str]:
     for text in weights.weights_of(job.spec for job in jobs):
         weights_source = weights.parse_weights(text)
         if weights_source is not None and (row := weights.status(weights_source, root))["state"] != "complete":
-            advice = (
-                weights_source.fetch_command
-                if text in weights.WEIGHTS
-                else "put the file there; the description of the suite says where it comes from"
-            )
+            by_hand = "put the file there; the description of the suite says where it comes from"
+            advice = weights_source.fetch_command if text in weights.WEIGHTS else by_hand
             raise MachineError(f"model: weights: {text}: {row['message']} ({advice})")
     keys = ("data", "partition", "seed", "train", "train_from", "validation", "client_holdout", "unseen")
     splits = {repr([*(job.spec[key] for key in keys), first_images(job.spec)["data"]]): job for job in jobs}

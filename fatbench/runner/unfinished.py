@@ -213,22 +213,14 @@ def take_in(store: Store, folder: Path, parts: tar.Parts) -> TakenIn:
     """
     with store.database.reading() as connection:
         verdicts = _verdicts(connection, store, folder, parts)
-    files = {
-        f"{id}/{name}": listed.bytes
-        for id, verdict in verdicts.items()
-        if verdict.of != "left"
-        for name, listed in parts.halves[id].files.items()
-    }
+    halves = {id: parts.halves[id] for id, verdict in verdicts.items() if verdict.of != "left"}
+    files = {f"{id}/{name}": one.bytes for id, half in halves.items() for name, one in half.files.items()}
     if (need := sum(files.values())) > shutil.disk_usage(folder).free:
         raise Unavailable(f"{parts.file}: its files need {need / 1e6:.0f} MB in {folder}, where less is free")
     ending = f".{secrets.token_hex(8)}.part"
     waiting = {name: (folder / name).with_name(f".{Path(name).name}{ending}") for name in files}
-    made = {
-        parent
-        for path in waiting.values()
-        for parent in path.parents
-        if folder in parent.parents and not parent.exists()
-    }
+    parents = {parent for path in waiting.values() for parent in path.parents if folder in parent.parents}
+    made = {parent for parent in parents if not parent.exists()}
     try:
         for path in waiting.values():
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -262,13 +254,11 @@ class _Verdict(NamedTuple):
 def _verdicts(connection: Connection, store: Store, folder: Path, parts: tar.Parts) -> dict[str, _Verdict]:
     rows = store.stages([*parts.cells])
     known = {cell.cell: cell for cell in cell_records.read(connection, [*parts.cells])}
-    return {
-        id: _verdict(
-            {stage: row for (cell, stage), row in rows.items() if cell == id}, known.get(id), there, parts.halves[id],
-            folder / id,
-        )
-        for id, there in parts.cells.items()
-    }  # fmt: skip
+    verdicts = {}
+    for id, there in parts.cells.items():
+        of_cell = {stage: row for (cell, stage), row in rows.items() if cell == id}
+        verdicts[id] = _verdict(of_cell, known.get(id), there, parts.halves[id], folder / id)
+    return verdicts
 
 
 def _verdict(rows: Mapping[str, StageRow], here: Cell | None, there: Cell, half: Half, folder: Path) -> _Verdict:

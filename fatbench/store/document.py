@@ -74,12 +74,8 @@ def _check_depth(value: Any) -> Any:
     """Raise ValueError for JSON that is nested too deeply for a recursive reader."""
     level = [value]
     for _ in range(LEVELS):
-        level = [
-            inner
-            for item in level
-            if isinstance(item, dict | list)
-            for inner in (item.values() if isinstance(item, dict) else item)
-        ]
+        nodes = [item.values() if isinstance(item, dict) else item for item in level if isinstance(item, dict | list)]
+        level = [inner for node in nodes for inner in node]
         if not level:
             return value
     raise ValueError(f"nested more than {LEVELS} levels deep")

@@ -122,12 +122,8 @@ def seeds_of(connection: Connection, suite: str, preset: str) -> set[int]:
 def _store_kinds(connection: Connection, kinds: Mapping[str, Sequence[str]]) -> None:
     """Store the evaluations of kinds of points, each once."""
     known_kinds = set(connection.scalars(select(ASKED.c.kind).where(ASKED.c.kind.in_(sorted(kinds)))))
-    rows = [
-        {"kind": kind, "evaluation": evaluation, "attack": evaluation.rpartition("-")[0]}
-        for kind, evaluations in kinds.items()
-        if kind not in known_kinds
-        for evaluation in dict.fromkeys(evaluations)
-    ]
+    pairs = [(kind, one) for kind in kinds if kind not in known_kinds for one in dict.fromkeys(kinds[kind])]
+    rows = [{"kind": kind, "evaluation": one, "attack": one.rpartition("-")[0]} for kind, one in pairs]
     if rows:
         connection.execute(insert(ASKED), rows)
 

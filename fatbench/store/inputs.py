@@ -252,11 +252,8 @@ def differing_replicates(database: Database, cells: Iterable[str] | None = None)
         for id in replicate_ids:
             cell_inputs, replicate_inputs = by_cell.get(original, {}), by_cell.get(id, {})
             # models and origins always differ between two trainings, so they do not count
-            reasons = (
-                reason
-                for stage in cell_inputs.keys() & replicate_inputs.keys()
-                for reason in cell_inputs[stage].decisive(replicate_inputs[stage])
-            )
+            shared = cell_inputs.keys() & replicate_inputs.keys()
+            reasons = (one for stage in shared for one in cell_inputs[stage].decisive(replicate_inputs[stage]))
             decisive = dict.fromkeys(reason for reason in reasons if reason.code not in ("model", "origin"))
             if decisive:
                 result[id] = list(decisive)

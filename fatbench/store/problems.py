@@ -166,11 +166,8 @@ def _training_contradiction(cell: Cell) -> str | None:
     Both are over the first test images. A training that diverged is skipped: there they are the most frequent class.
     """
     training = cell.by_stage.get("train")
-    logged = {
-        round: (value, n)
-        for round, client, _, value, n, *_ in (() if training is None else training.rows.of("natural"))
-        if client < 0
-    }
+    clean = training.rows.of("natural") if training is not None else ()
+    logged = {round: (value, n) for round, client, _, value, n, *_ in clean if client < 0}
     for stage in cell.stages:
         name, settings = parsed(stage.stage), stage.settings or {}
         if settings.get("name") != "natural" or {"origin", "on"} & settings.keys() or name.round not in logged:

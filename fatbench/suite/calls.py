@@ -165,11 +165,7 @@ def _settings(
 @functools.cache
 def _defaults(signature: Signature) -> dict[str, Any]:
     """The canonical defaults of a function's settings."""
-    return {
-        setting.name: _value(setting, setting.default)
-        for setting in signature.settings
-        if setting.default is not REQUIRED
-    }
+    return {one.name: _value(one, one.default) for one in signature.settings if one.default is not REQUIRED}
 
 
 def _value(setting: Setting, value: Any, task: Perturbation | None = None, training: bool = False) -> Any:

@@ -85,11 +85,8 @@ def confounders(rows: Sequence[Row], baseline: tuple[str, str] | None = None) ->
     rows = [row for row in rows if "evaluated" not in row.spec]  # external models have no settings of training
     if len(rows) < 2:
         return []
-    differing_parts = [
-        key
-        for key in dict.fromkeys(key for row in rows for key in row.spec)
-        if key not in LOGGED and any(row.spec.get(key) != rows[0].spec.get(key) for row in rows)
-    ]
+    parts = dict.fromkeys(key for row in rows for key in row.spec if key not in LOGGED)
+    differing_parts = [key for key in parts if any(row.spec.get(key) != rows[0].spec.get(key) for row in rows)]
     settings_by_row = [leaves({key: row.spec[key] for key in differing_parts if key in row.spec}) for row in rows]
     axes = [axis for axis in rows[0].key if len({row.key.get(axis) for row in rows}) > 1]
     names = [", ".join(row.key[axis] for axis in axes if axis in row.key) for row in rows]

@@ -82,13 +82,9 @@ def _facts_of(plan: Plan) -> list[dict[str, str]]:
         shared = tuple([id(value) for key, value in cell.spec.items() if key != "seed"])
         if shared not in settings_by_point:
             settings_by_point[shared] = _settings(cell)
-        labels = {
-            "id": cell.id,
-            "cell": cell.id,
-            **{axis.lower(): label for axis, label in cell.key.items()},
-            **cell.key,
-        }
-        facts_by_cell.append({**settings_by_point[shared], "seed": str(cell.spec["seed"]), **labels})
+        of_cell = {"seed": str(cell.spec["seed"]), "id": cell.id, "cell": cell.id}
+        labels = {axis.lower(): label for axis, label in cell.key.items()} | cell.key
+        facts_by_cell.append({**settings_by_point[shared], **of_cell, **labels})
     return facts_by_cell
 
 

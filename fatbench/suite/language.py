@@ -526,22 +526,16 @@ def _missing_attacks(attacks: Tree, added: Mapping[str, Tree | None], radius: An
     added: label -> settings, where they are written out. radius: of the suite's perturbation; None for that of its
     other attacks.
     """
-    radii = [
-        attack["eps"]
-        for attack in attacks.values()
-        if isinstance(attack, Mapping) and "eps" in attack and "norm" not in attack
-    ]
+    with_radius = [one for one in attacks.values() if isinstance(one, Mapping) and "eps" in one]
+    radii = [attack["eps"] for attack in with_radius if "norm" not in attack]
     eps = radius if radius is not None else radii[0] if radii else standard_attacks.DEFAULT_RADIUS
     eps = str(eps[-1] if isinstance(eps, list) else eps)
     settings_by_name = standard_attacks.settings(eps)
-    found = {
-        label: settings_by_name.get(label)
-        if settings is None
-        else settings
-        if "norm" in settings
-        else external_models.with_radius(settings, eps, is_bare=False)
-        for label, settings in added.items()
-    }
+    found: dict[str, Tree | None] = {}
+    for label, settings in added.items():
+        found[label] = settings_by_name.get(label) if settings is None else settings
+        if settings is not None and "norm" not in settings:
+            found[label] = external_models.with_radius(settings, eps, is_bare=False)
     return {label: settings for label, settings in found.items() if settings and attacks.get(label) is None}
 
 

@@ -190,14 +190,17 @@ def described(kind: str, name: str, value: Any, plugin: Path | None = None) -> S
     if not takes_any:
         _check_entry_settings(name, entry, settings)
     doc = inspect.getdoc(undecorated(function)) or ""
-    return Signature(kind, name, _first_line(doc), settings, takes_any, asks, _plain_fields(entry), plugin)
+    return Signature(
+        kind, name, doc.strip().partition("\n")[0], settings, takes_any, asks, _plain_fields(entry), plugin
+    )
 
 
 def described_class(kind: str) -> Signature:
     """The signature of a settings class: the fields of its dataclass."""
     module, name = CLASSES[kind]
     settings_class = getattr(importlib.import_module(module), name)
-    return Signature(kind, kind.lower(), _first_line(inspect.getdoc(settings_class) or ""), settings_of(settings_class))
+    doc = inspect.getdoc(settings_class) or ""
+    return Signature(kind, kind.lower(), doc.strip().partition("\n")[0], settings_of(settings_class))
 
 
 def settings_of(function: Callable[..., Any]) -> tuple[Setting, ...]:
@@ -247,10 +250,6 @@ def place_of(function: Callable[..., Any]) -> str:
     inner = undecorated(function)
     code = getattr(inner, "__code__", None)
     return inspect.getsourcefile(inner) or "" if code is None else f"{code.co_filename}:{code.co_firstlineno}"
-
-
-def _first_line(doc: str) -> str:
-    return doc.strip().partition("\n")[0]
 
 
 def _plain_fields(entry: entries.Entry) -> dict[str, Any]:
