@@ -441,10 +441,8 @@ def weights_go_with_the_client(kind: str, name: str) -> None:
         models_agree = equal(mixing_a["model"], mixing_b["model"], close=True)
         expect(models_agree, "with the clients in another order it gives another model")
         return
-    by_client = [
-        dict(zip(clients, mixing["weights"], strict=True))
-        for clients, mixing in ((order, mixing_a), (second_order, mixing_b))
-    ]
+    mixings = (order, mixing_a), (second_order, mixing_b)
+    by_client = [dict(zip(clients, mixing["weights"], strict=True)) for clients, mixing in mixings]
     close = all(math.isclose(by_client[0][k], by_client[1][k], rel_tol=1e-4, abs_tol=1e-7) for k in order)
     expect(close, f"with the clients in another order the weights are others: {by_client[0]}, {by_client[1]}")
 
@@ -604,11 +602,8 @@ def the_honest_stay_honest(kind: str, name: str) -> None:
 def its_training_resumes_with_the_same_bytes(kind: str, name: str) -> None:
     """Under each aggregator of its plug-in, four rounds equal two, a checkpoint and two more."""
     bound, plugin = member(kind, name), signatures.describe(kind, name).plugin
-    own = [
-        aggregator
-        for aggregator, signature in signatures.known_functions("Aggregator").items()
-        if plugin is not None and signature.plugin == plugin
-    ]
+    known = signatures.known_functions("Aggregator") if plugin is not None else {}
+    own = [aggregator for aggregator, signature in known.items() if signature.plugin == plugin]
     for aggregator in (*own, "centred_clipping"):
         problem, trained = _among_adversaries(bound)
         rule = functools.partial(
@@ -771,38 +766,26 @@ def _differences_in_a_fresh_process(functions: Sequence[tuple[str, str]]) -> dic
         return dict.fromkeys(functions, str(error))
     message = "it gives another result than here: something is remembered outside the state"
     digests_here = {function: digest(CALLERS[function[0]](member(*function))) for function in functions}
-    return {
-        function: message
-        for function, fresh_digest in zip(functions, fresh_digests, strict=True)
-        if digests_here[function] != fresh_digest
-    }
+    pairs = zip(functions, fresh_digests, strict=True)
+    return {function: message for function, fresh in pairs if digests_here[function] != fresh}
 
 
 Property = Callable[[str, str], None]  # (kind, name); raises Broken
 _ALL: tuple[Property, ...] = (same_bytes_under_another_name, nothing_from_the_global_generators)
+_STATELESS = (*_ALL, remembers_nothing_outside_its_state)
 PROPERTIES: dict[str, tuple[Property, ...]] = {
-    "Aggregator": (
-        *_ALL,
-        remembers_nothing_outside_its_state,
-        its_memory_goes_through_a_checkpoint,
-        weights_go_with_the_client,
-    ),
-    "PreAggregator": (*_ALL, remembers_nothing_outside_its_state, rows_of_finite_weights),
+    "Aggregator": (*_STATELESS, its_memory_goes_through_a_checkpoint, weights_go_with_the_client),
+    "PreAggregator": (*_STATELESS, rows_of_finite_weights),
     "Objective": (*_ALL, a_gradient_for_every_weight, passes_as_declared),
     "Proximal": _ALL,
     "Attack": (*_ALL, inside_ball_and_box, passes_as_declared),
     "Augment": (*_ALL, images_stay_images),
     "Partition": (*_ALL, disjoint_shards),
-    "Adversary": (
-        *_ALL,
-        remembers_nothing_outside_its_state,
-        the_honest_stay_honest,
-        its_training_resumes_with_the_same_bytes,
-    ),
+    "Adversary": (*_STATELESS, the_honest_stay_honest, its_training_resumes_with_the_same_bytes),
     "Defence": _ALL,
     "Inversion": _ALL,
     "Diagnostic": _ALL,
-    "Algorithm": (*_ALL, remembers_nothing_outside_its_state, resumes_with_the_same_bytes, adversaries_see_the_others),
+    "Algorithm": (*_STATELESS, resumes_with_the_same_bytes, adversaries_see_the_others),
     "Model": (*_ALL, logits_and_parameters_as_declared),
 }
 

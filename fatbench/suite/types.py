@@ -75,31 +75,22 @@ Fraction = Annotated[float, Gt(0), Le(1), _read, Named("Fraction")]  # a fractio
 Momentum = Annotated[float, Ge(0), Lt(1), _read, Named("Momentum")]
 
 
-def _matching(pattern: str, example: str) -> AfterValidator:
-    """A validator of texts that match the whole pattern."""
+def _list_of(item: str, example: str) -> AfterValidator:
+    """A validator of texts of one item or more that match a pattern, with commas between them."""
 
     def check(text: str) -> str:
-        if not re.fullmatch(pattern, text):
+        if not re.fullmatch(rf"\s*({item})\s*(,\s*({item})\s*)*", text):
             raise ValueError(f"expected {example}")
         return text
 
     return AfterValidator(check)
 
 
-# of a model, from 1
-Blocks = Annotated[str, _matching(r"\s*[1-9]\d*\s*(,\s*[1-9]\d*\s*)*", "numbers such as 1,9"), Named("Blocks")]
-
-_ATTACKER = "(component|initial|surrogate|known|optimised)"
-FeatureAttackers = Annotated[  # of `fatbench.methods.exposure`
-    str,
-    _matching(rf"\s*{_ATTACKER}\s*(,\s*{_ATTACKER}\s*)*", "attackers such as component,initial"),
-    Named("FeatureAttackers"),
-]
-MemberScores = Annotated[  # of `fatbench.methods.membership`
-    str,
-    _matching(r"\s*(loss|adversarial|others)\s*(,\s*(loss|adversarial|others)\s*)*", "scores such as loss,others"),
-    Named("MemberScores"),
-]
+Blocks = Annotated[str, _list_of(r"[1-9]\d*", "numbers such as 1,9"), Named("Blocks")]  # of a model, from 1
+_ATTACKERS = _list_of("component|initial|surrogate|known|optimised", "attackers such as component,initial")
+FeatureAttackers = Annotated[str, _ATTACKERS, Named("FeatureAttackers")]  # of `fatbench.methods.exposure`
+_SCORES = _list_of("loss|adversarial|others", "scores such as loss,others")
+MemberScores = Annotated[str, _SCORES, Named("MemberScores")]  # of `fatbench.methods.membership`
 
 
 def _clients(value: int | str) -> int | str:
@@ -126,11 +117,8 @@ def client_rounds(text: str | None) -> dict[int, int]:
 
 
 ClientRounds = Annotated[str, BeforeValidator(_client_rounds), Named("ClientRounds")]
-Pairs = Annotated[  # of clients, from 0, and the server
-    str,
-    _matching(r"\s*(\d+|server)-(\d+|server)\s*(,\s*(\d+|server)-(\d+|server)\s*)*", "pairs such as 0-3,0-server"),
-    Named("Pairs"),
-]
+# of clients, from 0, and the server
+Pairs = Annotated[str, _list_of(r"(\d+|server)-(\d+|server)", "pairs such as 0-3,0-server"), Named("Pairs")]
 
 
 def _weights(text: str) -> str:
