@@ -26,19 +26,15 @@ def answers(model: nn.Module, x: Tensor, y: Tensor) -> dict[str, Any]:
     """
     modes = {module: module.training for module in model.modules()}
     model.eval()
-    try:
-        with torch.enable_grad():
-            return _answers(model, _with_noise(x).requires_grad_(), y)
-    finally:
-        for module, mode in modes.items():
-            module.training = mode
-
-
-def _with_noise(x: Tensor) -> Tensor:
     x = x.detach().clone()
     noise = torch.rand(x[1::2].shape, generator=torch.Generator().manual_seed(0)).to(x)
     x[1::2] += NOISE * (2 * noise - 1)
-    return x.clamp_(0, 1)
+    try:
+        with torch.enable_grad():
+            return _answers(model, x.clamp_(0, 1).requires_grad_(), y)
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
 
 
 def _answers(model: nn.Module, x: Tensor, y: Tensor) -> dict[str, Any]:

@@ -100,13 +100,11 @@ class Seen:
 
     def doubts(self, ball: Ball | None) -> dict[str, float]:
         """{doubt: amount}, where the amount is a number of images or the largest distance."""
+        leaves = ball is not None and self.distance > ball.eps * (1 + RELATIVE) + ROUNDING
         amounts = {
             NOT_FINITE: float(self.unclassed),
             "attacked images are not finite": float(self.lost),
-            "an attack leaves its radius": self.distance if self._leaves(ball) else 0.0,
+            "an attack leaves its radius": self.distance if leaves else 0.0,
             "an attack leaves the pixel range": self.outside if self.outside > ROUNDING else 0.0,
         }
         return {kind: amount for kind, amount in amounts.items() if amount}
-
-    def _leaves(self, ball: Ball | None) -> bool:
-        return ball is not None and self.distance > ball.eps * (1 + RELATIVE) + ROUNDING

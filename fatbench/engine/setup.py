@@ -85,7 +85,7 @@ def setup(
     exact(runtime.device, runtime.precision, runtime.strict)
     if runtime.device.type == "cpu":
         memory.keep_freed_memory()
-    shared = auxiliary is not None and _same_data_set(auxiliary, data)
+    shared = auxiliary is not None and (auxiliary.func, auxiliary.keywords) == (data.func, data.keywords)  # type: ignore[attr-defined]
     dataset = _read_data(data, runtime.data, images_read(train, test, train_from, auxiliary_n if shared else 0))
     parts = split(
         dataset, seed, partition, train, validation=validation, client_holdout=client_holdout, train_from=train_from,
@@ -148,7 +148,7 @@ def network_of(
     with forked(seed, "model"):
         network: torch.nn.Module = model(shape, classes)
     if not type(network).__module__.startswith("fatbench.") and _changes_images(network, shape, seed):
-        network.register_forward_pre_hook(_own_copy)
+        network.register_forward_pre_hook(lambda _, inputs: (inputs[0].clone(), *inputs[1:]))
     if runtime.microbatch is not None:
         microbatch.bound(network, runtime.microbatch)
     return network.to(runtime.device)
@@ -169,15 +169,6 @@ def _changes_images(network: torch.nn.Module, shape: tuple[int, int, int], seed:
     return bool(images._version) or not bool((images == 0.5).all())  # `images.data` has no version
 
 
-def _own_copy(_: torch.nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    return inputs[0].clone(), *inputs[1:]
-
-
 def _read_data(reader: Callable[..., Any], root: Path, counts: First) -> Any:
     """The data set; a reader that asks for `first` reads only the first training and test images."""
     return reader(root, **requested_arguments(reader, {"first": lambda: counts}))
-
-
-def _same_data_set(a: Callable[..., Any], b: Callable[..., Any]) -> bool:
-    """Whether two bound readers read the same data set."""
-    return (a.func, a.keywords) == (b.func, b.keywords)  # type: ignore[attr-defined]

@@ -200,23 +200,16 @@ def _slack(
     sign = -1 if largest else 1
 
     def rank(k: int) -> tuple[bool, float, float, int]:
-        value, loss = sign * _ranking(updates[k], rank_by), sign * updates[k].stats.loss
+        n, stats = updates[k].n, updates[k].stats
+        # the paper's N_k / N * L_k: N is the same for all
+        by = {"nk_weighted": n * stats.loss, "mean_loss": stats.loss, "released": stats.loss_released}
+        value, loss = sign * by[rank_by], sign * stats.loss
         return math.isnan(value), value, loss, updates[k].client  # a client that diverged comes last in both directions
 
     selected = tuple(sorted(sorted(range(m), key=rank)[:top]))
     # paper: also divided by sum N_k, which read literally shrinks the model by K / here: weights that sum to 1
     emphasised = [update.n * (factor if k in selected else 1.0) for k, update in enumerate(updates)]
     return Mixing(normalised(emphasised), norm=fedavg, selected=selected)
-
-
-def _ranking(update: Update, rank_by: RankBy) -> float:
-    match rank_by:
-        case "mean_loss":
-            return update.stats.loss
-        case "released":
-            return update.stats.loss_released
-        case _:  # the paper's N_k / N * L_k: N is the same for all
-            return update.n * update.stats.loss
 
 
 def two_level(

@@ -67,7 +67,7 @@ def svcca(
     Raghu et al. 2017.
     """
     states = {"server": result.state.model, **{f"c{u.client}": u.model for u in result.updates}}
-    side_pairs = [tuple(_model_name(side) for side in pair.split("-")) for pair in pairs.split(",")]
+    side_pairs = [tuple(s if s == "server" else f"c{int(s)}" for s in pair.split("-")) for pair in pairs.split(",")]
     side_pairs = [(a, b) for a, b in side_pairs if a in states and b in states]  # who took part in this round
     block_numbers = [int(block) for block in blocks.split(",")]
     inputs: dict[str, list[Tensor]] = {"clean": [], "adv": []}
@@ -283,10 +283,6 @@ def backdoor(
                 float(is_correct(logits, torch.tensor(target, device=logits.device)).double().mean())
             )
     return {name: sum(values) / len(values) for name, values in rates_by_metric.items()}
-
-
-def _model_name(side: str) -> str:
-    return side if side == "server" else f"c{int(side)}"
 
 
 DIAGNOSTICS: dict[str, Callable[..., Any]] = {

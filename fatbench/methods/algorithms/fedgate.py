@@ -27,7 +27,7 @@ import torch
 from fatbench.engine.cohort import cost, draw_cohort, step_divisors, train_cohort
 from fatbench.engine.local import LocalTraining, trainable
 from fatbench.engine.mixing import aggregate, mix, scaled
-from fatbench.engine.rounds import Context, Problem, Round, State, Tensors, Update
+from fatbench.engine.rounds import Context, Problem, Round, State
 from fatbench.methods.algorithms.scaffold import stepped
 from fatbench.methods.algorithms.work import clients_train, models_cross
 from fatbench.suite.entry import AlgorithmEntry, Work
@@ -68,7 +68,10 @@ def fedgate(
         mixing = aggregate(aggregator, updates, context)
         mean = mix(updates, mixing, state.model, problem.model)
         divisors = step_divisors(updates, local_t.lr, divisor)
-        new_deltas = {u.client: _tracked(delta[u.client], mean, u, s) for u, s in zip(updates, divisors, strict=True)}
+        new_deltas = {  # delta_k + (theta-bar - y_k) / S_k
+            u.client: {name: d + (mean[name] - u.model[name]) / s_k for name, d in delta[u.client].items()}
+            for u, s_k in zip(updates, divisors, strict=True)
+        }
         mixing = scaled(mixing, server_lr)
         next_state = State(
             round=t + 1,
@@ -93,11 +96,6 @@ def work(cell: Facts, *, rounds: int, aggregator: Aggregator, local: LocalTraini
     training = clients_train(cell, local, rounds, aggregator=aggregator)
     tracked = 4 * cell.parameters * min(cell.clients, rounds * cell.cohort)
     return training + models_cross(cell, rounds, models_down=1 if server_lr == 1 else 2) + Work(disk=tracked)
-
-
-def _tracked(delta: Tensors, mean: Tensors, update: Update, s_k: float) -> Tensors:
-    """delta_k + (theta-bar - y_k) / S_k."""
-    return {name: delta[name] + (mean[name] - update.model[name]) / s_k for name in delta}
 
 
 FEDGATE = AlgorithmEntry(fedgate, foreseeable=True, work=work, cites=("haddadpour2021",))
