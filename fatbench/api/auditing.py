@@ -84,9 +84,8 @@ def _longs(table: str | Path | pandas.DataFrame, known: Known) -> Iterator[Long]
     for grid in grids(text, str(table)):
         frame = pandas.DataFrame(grid.cells[1:], columns=grid.cells[0])
         if is_measured(frame):
-            numeric = {
-                name: pandas.to_numeric(frame[name]) for name in ("seed", "round", "client", "value", "n", "outcomes")
-            }
+            counted = ("seed", "round", "client", "value", "n", "outcomes")
+            numeric = {name: pandas.to_numeric(frame[name]) for name in counted}
             yield of_results(frame.assign(**numeric), known)
         else:
             yield read(grid, name, known)

@@ -52,9 +52,8 @@ class Comparison:
     def _only_part(self) -> Difference:
         if len(self.parts) != 1:
             part_names = ", ".join(" ".join(filter(None, (part.row, part.metric))) for part in self.parts)
-            raise SpecError(
-                f"{len(self.parts)} comparisons ({part_names}): choose one with metric and where, or .frame()"
-            )
+            choose = "choose one with metric and where, or .frame()"
+            raise SpecError(f"{len(self.parts)} comparisons ({part_names}): {choose}")
         return self.parts[0]
 
     @property
@@ -164,9 +163,8 @@ def declared_families(
             raise SpecError(f"suite '{chosen_suite.name}' declares no contrasts (section 'tests', docs/suites.md)")
         store = existing_store(store, db)
         cells = None if shown_cells is None else {cell.id for cell in filters.select(plan, shown_cells).cells}
-        numbers_of = pairs.measured_numbers(
-            store, [cell.id for cell in plan.cells], select, labels_of(groups)
-        ).__getitem__
+        ids = [cell.id for cell in plan.cells]
+        numbers_of = pairs.measured_numbers(store, ids, select, labels_of(groups)).__getitem__
         tested = [(family, contrasts.family(family, plan, numbers_of)) for family in declaring if family.contrasts]
         for family in (family for family in declaring if family.points):
             answers = pairs.answers_of_clients(store, {cell.id for cell in plan.cells}, str(family.clients))

@@ -64,9 +64,8 @@ class Evaluation(Table):
     def interval(self, metric: str) -> tuple[float, float]:
         """95 % interval (Wilson) of an accuracy on other such images. SpecError: there is no such metric."""
         if metric not in self.bits:
-            raise SpecError(
-                f"metric: nothing is measured as '{metric}'{standard_attacks.did_you_mean_metric(metric, self.bits)}"
-            )
+            hint = standard_attacks.did_you_mean_metric(metric, self.bits)
+            raise SpecError(f"metric: nothing is measured as '{metric}'{hint}")
         bits, n = self.bits[metric]
         return wilson(bits.bit_count(), n)
 
@@ -256,10 +255,7 @@ def _evaluation(cell: str, store: Store, asked_ids: Mapping[str, Any]) -> Evalua
     grids = build_tables(*reporting_evaluated.suite_and_plan(store, f"id={cell}", {*asked_ids}), store)
     found = {id: number for id, number in measured_numbers(store, [cell], "last")[cell].items() if id in asked_ids}
     numbers = {label(id): number for id, number in found.items()}
-    asked = [
-        {"label": label(id), "attack": asked_ids[id], "accuracy": number.value, "n": number.n}
-        for id, number in found.items()
-    ]
+    asked = [{"label": label(id), "attack": asked_ids[id], "accuracy": v.value, "n": v.n} for id, v in found.items()]
     doubts = dict.fromkeys(doubt for number in numbers.values() for doubt in number.doubts)
     order = sorted(numbers, key=standard_attacks.strength)
     return Evaluation(

@@ -44,9 +44,8 @@ def rows_of_suite(name: str, where: Where) -> list[dict[str, Any]]:
             means = {name: value_by_cell[cell.id, name] for name in MEASURES if (cell.id, name) in value_by_cell}
             rows.append({"attack": labels, **threats.of_cell(cell.spec), "file": clients, **means})
     if not rows:
-        raise NothingMatched(
-            f"no cell of preset {plan.preset} has inverted updates here yet", option=f"like {plan.suite}"
-        )
+        said = f"no cell of preset {plan.preset} has inverted updates here yet"
+        raise NothingMatched(said, option=f"like {plan.suite}")
     return rows
 
 
@@ -72,9 +71,8 @@ def images_of(files: list[Path], shape: tuple[int, int, int], count: int) -> Ten
                     raise SpecError(f"{height} x {width} pixels, --shape says {wanted_size}", option=f"original {file}")
                 pixels = numpy.asarray(eight_bits(image, "RGB" if shape[0] == 3 else "L"))
         except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-            raise MachineError(
-                f"{getattr(error, 'strerror', None) or 'not an image'}", option=f"original {file}"
-            ) from None
+            said = f"{getattr(error, 'strerror', None) or 'not an image'}"
+            raise MachineError(said, option=f"original {file}") from None
         tensors.append(torch.from_numpy(pixels.copy()).view(*shape[1:], shape[0]).permute(2, 0, 1).float() / 255)
     return torch.stack(tensors)
 

@@ -25,9 +25,7 @@ def _auto_choices(gpus: Sequence[str]) -> str:
     by_precision: dict[str, list[str]] = {}
     for gpu in gpus:
         by_precision.setdefault(slots.precision_for(gpu), []).append(gpu)
-    precisions = [
-        f"--precision {bits} on {', '.join(devices)}, {reasons[bits]}" for bits, devices in by_precision.items()
-    ]
+    precisions = [f"--precision {bits} on {', '.join(on)}, {reasons[bits]}" for bits, on in by_precision.items()]
     return "; ".join([*precisions, "run.path graphs for cells whose kernels start longer than they run, else loop"])
 
 
@@ -52,11 +50,8 @@ def facts() -> list[tuple[str, str]]:
             lines.append((f"cuda:{i}", f"{properties.name}, {properties.total_memory / 2**30:.0f} GiB"))
         if torch.cuda.device_count():
             running = Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", MPS), "control").exists()
-            advice = (
-                "running: cells on one GPU compute side by side"
-                if running
-                else "not running: the cells on a GPU take turns"
-            )
+            beside = "running: cells on one GPU compute side by side"
+            advice = beside if running else "not running: the cells on a GPU take turns"
             lines.append(("mps", f"{advice} (docs/gpu.md, Several cells on one GPU)"))
         if not torch.cuda.device_count():
             lines.append(("cuda", "no GPU found"))

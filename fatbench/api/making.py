@@ -126,9 +126,8 @@ def points_with(suite: Suite, axis: str, labels: Sequence[str]) -> dict[str, Any
             "include": entries,
             **({"exclude": [{"when": e.when, "reason": e.reason} for e in grid.exclude]} if grid.exclude else {}),
         }
-    labels_by_preset = {
-        n: preset.axes[axis] for n, preset in suite.contents.presets.items() if preset.axes and axis in preset.axes
-    }
+    listing = {n: preset.axes for n, preset in suite.contents.presets.items() if preset.axes}
+    labels_by_preset = {n: axes[axis] for n, axes in listing.items() if axis in axes}
     if labels_by_preset:
         sections["presets"] = {n: {"axes": {axis: with_new(listed)}} for n, listed in labels_by_preset.items()}
     return sections

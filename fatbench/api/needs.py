@@ -31,9 +31,8 @@ def data_of(
             ]
             presets += [preset] * (preset not in presets)
         texts.update(dict.fromkeys(weights.weights_of(specs)))
-    return [*rows.values()], [
-        weights.status(known_weights, root) for text in texts if (known_weights := weights.parse_weights(text))
-    ]
+    known = [weight for text in texts if (weight := weights.parse_weights(text))]
+    return [*rows.values()], [weights.status(weight, root) for weight in known]
 
 
 def functions_of(name: str, kind: str) -> list[str]:

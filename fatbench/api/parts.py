@@ -74,9 +74,8 @@ def partition(
     label_array = numpy.asarray(labels)
     if label_array.ndim != 1 or label_array.dtype.kind not in "iu" or (label_array < 0).any():
         smallest = f", the smallest {label_array.min()}" if label_array.dtype.kind in "iu" and label_array.size else ""
-        raise SpecError(
-            f"labels: expected whole numbers (N,) from 0 on, got {label_array.dtype} {label_array.shape}{smallest}"
-        )
+        got = f"{label_array.dtype} {label_array.shape}{smallest}"
+        raise SpecError(f"labels: expected whole numbers (N,) from 0 on, got {got}")
     with plugged(plugins):
         spec = calls.check("Partition", {"name": how, "clients": clients, **settings}, "partition")
         deal = calls.build("Partition", spec)

@@ -162,9 +162,8 @@ def run(
             write_choices(tuned_suite, preset, store)
     # workers that died at once have stored nothing that a row could show
     if has_failures and lines.died and not {row.status for row in rows} & {"done", "failed"}:
-        raise MachineError(
-            f"no cell was computed: {lines.died} (worker processes import the program again, which must be a file)"
-        )
+        why = "worker processes import the program again, which must be a file"
+        raise MachineError(f"no cell was computed: {lines.died} ({why})")
     return pandas.DataFrame(
         [
             {"cell": r.cell.id, **r.cell.key, "seed": r.cell.spec["seed"], "status": r.status, "error": r.error}

@@ -144,12 +144,8 @@ def origins(store: Store, cells: Sequence[str]) -> list[str]:
 
     SpecError: one with whose weights a cell begins is not in the file.
     """
-    attacking = [
-        evaluation.origin.cell
-        for id in cells
-        for evaluation in _evaluations(store, id)
-        if evaluation.origin is not None
-    ]
+    evaluations = [one for id in cells for one in _evaluations(store, id)]
+    attacking = [one.origin.cell for one in evaluations if one.origin is not None]
     ordered_cells: dict[str, None] = {}
     for id in [*cells, *sorted(filter(None, attacking))]:
         ordered_cells |= dict.fromkeys(_trained_before(store, id))
@@ -174,15 +170,13 @@ def _run(their_store: Store, jobs: Sequence[Job], options: RunOptions, path: str
     jobs_by_settings: dict[tuple[str | None, str | None, str], list[Job]] = {}
     for rerun_job in jobs:
         earlier_run = _trained(their_store, rerun_job.cell)
-        attack_precision = next(
-            (run["precision"] for run in their_store.runs([rerun_job.cell]) if run["stage"] != "train"), None
-        )
+        runs = [run for run in their_store.runs([rerun_job.cell]) if run["stage"] != "train"]
+        attack_precision = next((run["precision"] for run in runs), None)
         trained, way = earlier_run.get("precision"), path or str(earlier_run.get("path") or "loop")
         way = "loop" if path is None and way in settings.FORMER_PATHS else way  # files keep paths that are gone
         asked_precision = None if options.precision == "auto" else options.precision
-        jobs_by_settings.setdefault((asked_precision or trained, asked_precision or attack_precision, way), []).append(
-            rerun_job
-        )
+        key = asked_precision or trained, asked_precision or attack_precision, way
+        jobs_by_settings.setdefault(key, []).append(rerun_job)
     # one run for each precision and path, as they hold for all of its cells
     for (bits, attacks, way), same_jobs in jobs_by_settings.items():
         with watching(f"again: {bits}, path {way}") as watch:
@@ -202,9 +196,8 @@ def elsewhere(
 ) -> str | None:
     """In what runs here are not those of the file (there, here); None: in nothing, so the bytes should be the same."""
     for their_run, our_run in runs:
-        run_there, run_here = (
-            {**run, "torch": (run.get("versions") or {}).get("torch")} for run in (their_run, our_run)
-        )
+        both = ({**run, "torch": (run.get("versions") or {}).get("torch")} for run in (their_run, our_run))
+        run_there, run_here = both
         for key in (*MACHINE, "torch"):
             if run_there.get(key) != run_here.get(key):
                 return f"{key}: {_value_text(run_there.get(key))} there, {_value_text(run_here.get(key))} here"
@@ -217,13 +210,8 @@ def elsewhere(
 
 
 def _value_text(value: Any) -> str:
-    return (
-        "not recorded"
-        if value is None
-        else " ".join(map(str, value.values()))
-        if isinstance(value, dict)
-        else str(value)
-    )
+    known = " ".join(map(str, value.values())) if isinstance(value, dict) else str(value)
+    return "not recorded" if value is None else known
 
 
 def candidates(store: Store) -> list[str]:
@@ -330,12 +318,8 @@ def choose(
 def at_chance(store: Store, cells: Sequence[str]) -> set[str]:
     """Those of these cells of which a model is at chance."""
     doubts_by_stage = stored.doubts_of(list(cells), store)
-    return {
-        cell
-        for (cell, _), stage_doubts in doubts_by_stage.items()
-        for doubt in stage_doubts
-        if doubt.code in NOT_LEARNED
-    }
+    doubted = [(cell, doubt.code) for (cell, _), doubts in doubts_by_stage.items() for doubt in doubts]
+    return {cell for cell, code in doubted if code in NOT_LEARNED}
 
 
 def job(store: Store, cell: str, trained_only: bool = False) -> Job:

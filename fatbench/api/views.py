@@ -123,9 +123,8 @@ def _only_table_rows(numbers: pandas.DataFrame, plan: Plan) -> pandas.DataFrame:
     """The numbers of evaluated models that their table shows: each row has one radius and number of images."""
     axes = list(plan.cells[0].key) if plan.cells else []
     shown_keys = {(*cell.key.values(), evaluation.id) for cell in plan.cells for evaluation in cell.evaluations}
-    row_keys = zip(
-        *(numbers[axis] for axis in axes), numbers["stage"].map(lambda name: parsed(name).evaluation), strict=True
-    )
+    evaluations = numbers["stage"].map(lambda name: parsed(name).evaluation)
+    row_keys = zip(*(numbers[axis] for axis in axes), evaluations, strict=True)
     return numbers[[row_key in shown_keys for row_key in row_keys]]
 
 
@@ -354,9 +353,8 @@ def outcomes(
     if not rows:
         raise NothingMatched(f"no outcomes of '{attack}' are stored of '{plan.suite}', preset '{plan.preset}'")
     if len(images_of_clients) > 1:
-        raise SpecError(
-            f"attack: '{attack}' is on clients' own images, which differ between these cells: name one seed"
-        )
+        said = "is on clients' own images, which differ between these cells: name one seed"
+        raise SpecError(f"attack: '{attack}' {said}")
     images = max(len(row) for row in rows.values())
     if any(len(row) != images for row in rows.values()):
         raise SpecError("the cells were evaluated on other numbers of images: choose some with where")

@@ -218,9 +218,8 @@ def _learn(name: str, preset: str | None, device: str | None) -> None:
     check = None
     for check in check_learning(plan, settings.data_folder(), slots(device, 1)[0]):
         loss = "" if math.isnan(check.loss) else f"loss {check.loss:.4f}, "
-        line = (
-            f"round {check.round} of {check.rounds}, step {check.steps}: {loss}natural {100 * check.accuracy:.2f} % of"
-        )
+        seen = f"round {check.round} of {check.rounds}, step {check.steps}: {loss}natural"
+        line = f"{seen} {100 * check.accuracy:.2f} % of"
         print(f"{line} {check.n}", file=sys.stderr, flush=True)
         chance = binomial_tail(round(check.accuracy * check.n), check.n, check.chance)
         if learned := leaves_chance(chance, check.rounds):

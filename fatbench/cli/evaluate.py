@@ -86,9 +86,8 @@ def evaluate(
 
         # every model of a run ends so
         if file.is_file() and (file.suffix != ".safetensors" or checkpoints.is_state_dict(file)):
-            raise SpecError(
-                f"{file} is no checkpoint of a run; a state dict needs --model timm/NAME or --model FILE.py:FUNCTION"
-            )
+            other = "a state dict needs --model timm/NAME or --model FILE.py:FUNCTION"
+            raise SpecError(f"{file} is no checkpoint of a run; {other}")
         of_a_state_dict = {
             "--dataset": dataset, "--mean": mean, "--std": std, "--name": name, "--expect-natural": expect_natural,
             "--strict": strict or None,
@@ -114,9 +113,8 @@ def evaluate(
     if like is not None:
         plan = plan_of(like, preset, where)[1]
     data = mapping("--dataset", dataset) if dataset and "{" in dataset else dataset
-    task = evaluate_external.task(
-        plan, data, attacks, eps=eps or DEFAULT_RADIUS, n=images, batch=batch, size=network.get("size")
-    )
+    eps, size = eps or DEFAULT_RADIUS, network.get("size")
+    task = evaluate_external.task(plan, data, attacks, eps=eps, n=images, batch=batch, size=size)
     preprocessing = {"mean": numbers("--mean", mean), "std": numbers("--std", std)}
     preprocessing |= {key: network.get(key, default) for key, default in (("outputs", "logits"), ("channels", "rgb"))}
     source = evaluate_external.from_file(file, str(network["name"]), name, network.get("entry"), **preprocessing)
@@ -245,9 +243,5 @@ def _say(event: Any) -> None:
     elif event.kind == "progress" and sys.stderr.isatty():
         so_far = "" if event.accuracy is None else f", {100 * event.accuracy:.1f} % right so far"
         phase = f", {event.message}" if event.message else ""
-        print(
-            f"\x1b[2Kattack {metric}: {event.round} of {event.total}{phase}{so_far}",
-            end="\r",
-            file=sys.stderr,
-            flush=True,
-        )
+        said = f"\x1b[2Kattack {metric}: {event.round} of {event.total}{phase}{so_far}"
+        print(said, end="\r", file=sys.stderr, flush=True)

@@ -56,9 +56,8 @@ def export(
     """
     if unfinished:
         if format is not None or without:
-            raise SpecError(
-                f"--unfinished writes a tar of all numbers: leave out {'--without' if without else '--format'}"
-            )
+            named = "--without" if without else "--format"
+            raise SpecError(f"--unfinished writes a tar of all numbers: leave out {named}")
         _half_done(targets or [], preset, where, output)
         return
     format = known_format(format or format_of(output, EXPORTS, "jsonl"), EXPORTS)
@@ -234,9 +233,8 @@ def _publish(
         raise SpecError(f"with --as-published one table, got {len(ids)}", option="table")
     if bad_label := next((label_text for label_text in labels if "=" not in label_text), None):
         raise SpecError(f"expected PAPER=OURS, such as 'Standard AT=FAT', got '{bad_label}'", option="label")
-    ours_by_paper = {
-        paper.strip(): our_label.strip() for paper, _, our_label in (label_text.partition("=") for label_text in labels)
-    }
+    pairs = [label.partition("=") for label in labels]
+    ours_by_paper = {paper.strip(): ours.strip() for paper, _, ours in pairs}
     suite = files.load(name)
     table = publish.table_of(suite, ids[0] if ids else None)
     read_rows = [row for paper in papers for row in publish.read_table(paper)]

@@ -70,9 +70,8 @@ def invert(
     """
     known_format(format, ("text", "json"))
     if model is None or shape is None:
-        raise SpecError(
-            f"{'--model' if model is None else '--shape'} is missing: invert FILE --model M --shape 3x32x32"
-        )
+        missing = "--model" if model is None else "--shape"
+        raise SpecError(f"{missing} is missing: invert FILE --model M --shape 3x32x32")
     if (after is None) == (gradient is None):
         raise SpecError("give the update as --after WEIGHTS or as --gradient FILE, one of the two")
     size = _shape(shape)
@@ -82,9 +81,8 @@ def invert(
         raise SpecError(f"expected eval or train, got '{mode}'", option="mode")
     if threat not in ("A", "B", "C", "D", "E"):
         reason = "a manipulated model is needed" if threat in threats.KNOWS else "no such threat model"
-        raise SpecError(
-            f"expected A, B, C, D or E, got '{threat}' ({reason}; see docs/methods.md, Inversions)", option="threat"
-        )
+        reason += "; see docs/methods.md, Inversions"
+        raise SpecError(f"expected A, B, C, D or E, got '{threat}' ({reason})", option="threat")
     local = _local(override)
     if local and "lr" not in local:
         raise SpecError("needs local.lr, too", option=f"set local.{min(local)}")
@@ -133,9 +131,8 @@ def invert(
     label_list = loaded.observed.labels[0].tolist()
     verdict = _verdict(residual, inverting.ONE_IMAGE)
     if format == "json":
-        print_json(
-            {"labels": label_list, "residual": residual, "notes": list(loaded.notes), "attacks": rows, "like": beside}
-        )
+        notes = list(loaded.notes)
+        print_json({"labels": label_list, "residual": residual, "notes": notes, "attacks": rows, "like": beside})
         return
     _print(rows + beside)
     print(f"\nlabels, {'given' if given_labels else 'recovered'}: {', '.join(map(str, label_list))}")
@@ -174,9 +171,8 @@ def _local(pairs: list[str] | None) -> dict[str, Any]:
         table, _, key = path.strip().rpartition(".")
         if table != "local" or key not in LOCAL:
             known = [f"local.{name}" for name in LOCAL]
-            raise SpecError(
-                f"expected {', '.join(known)}, got '{text}'{did_you_mean(path.strip(), known)}", option="set"
-            )
+            hint = did_you_mean(path.strip(), known)
+            raise SpecError(f"expected {', '.join(known)}, got '{text}'{hint}", option="set")
         try:
             local[key] = LOCAL[key](value)
         except ValueError:

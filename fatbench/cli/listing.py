@@ -72,9 +72,8 @@ def _suites(names: list[str], every: bool, format: str) -> None:
     rows = [row for row in all_rows if "error" not in row and (not names or row["name"] in names)]
     if unknown := {*names} - {row["name"] for row in rows}:
         name = min(unknown)
-        raise SpecError(
-            f"no suite is named '{name}'{did_you_mean(name, [row.get('name', '') for row in files.listing()])}"
-        )
+        known = [row.get("name", "") for row in files.listing()]
+        raise SpecError(f"no suite is named '{name}'{did_you_mean(name, known)}")
     for row in all_rows:
         if "error" in row:
             print(f"fatbench: {explain(row['error']).at_terminal()}", file=sys.stderr)
@@ -198,9 +197,8 @@ def _fetch_network(name: str, dry_run: bool, output: Path | None) -> None:
         network = zoo.choose(name, zoo.names(zoo.entries(files)))
         file = zoo.find(network, _beside(files))
         if file is None:
-            raise NothingMatched(
-                f"{name}: its file, SHA-256 {network.sha256[:12]}, is not here (fatbench run {network.cell})"
-            )
+            digest = network.sha256[:12]
+            raise NothingMatched(f"{name}: its file, SHA-256 {digest}, is not here (fatbench run {network.cell})")
     assert file is not None
     if output is not None and not dry_run:
         whole_file.write(output, file.read_bytes(), f"-o {output}")

@@ -155,9 +155,8 @@ def _refuse_taken(kind: str, name: str) -> None:
     from fatbench.suite import signatures
 
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or keyword.iskeyword(name):
-        raise SpecError(
-            f"'{name}' cannot be a function name: use lower case letters, digits and '_', such as near_median"
-        )
+        allowed = "use lower case letters, digits and '_', such as near_median"
+        raise SpecError(f"'{name}' cannot be a function name: {allowed}")
     table = KINDS[kind]
     if name in signatures.names(table):
         raise SpecError(f"there is already {article(table.lower())} named '{name}'")

@@ -54,9 +54,8 @@ def plan(
         raise SpecError("--precision needs --on GPU; without it, times are those measured here")
     if not target:
         if where or seeds or override or attack or on == HERE or jobs or format == "json":
-            raise SpecError(
-                "these options are about one suite: fatbench plan NAME; without one: --budget, --on, --preset"
-            )
+            usual = "fatbench plan NAME; without one: --budget, --on, --preset"
+            raise SpecError(f"these options are about one suite: {usual}")
         _what_fits(budget, on, preset)
         return
     if budget is not None:
@@ -118,20 +117,16 @@ def _what_fits(budget: str | None, on: str | None, preset: str | None) -> None:
         all_offers = list(offering.offers(on, preset, say, OTHER_TIMES))
     where = f"one {on.upper()}, an estimate" if on else "one worker of this machine"
     timed = [offer for offer in all_offers if offer.seconds is not None]
-    fit = [
-        offer
-        for offer in timed
-        if offer.done < offer.cells and (seconds_allowed is None or (offer.seconds or 0) <= seconds_allowed)
-    ]
+    left = [one for one in timed if one.done < one.cells]
+    fit = [one for one in left if seconds_allowed is None or (one.seconds or 0) <= seconds_allowed]
     if fit:
         rows = [
             [one.suite, one.preset, str(one.cells - one.done), duration(one.seconds or 0), ", ".join(one.data)]
             for one in sorted(fit, key=lambda one: -(one.seconds or 0))
         ]
         print_rows(new_console(), ("suite", "preset", "cells", "time", "data"), rows, ("cells", "time"))
-        print(
-            f"time on {where}; fatbench plan NAME --preset PRESET has the cells, fatbench run NAME --preset PRESET runs"
-        )
+        commands = "fatbench plan NAME --preset PRESET has the cells, fatbench run NAME --preset PRESET runs"
+        print(f"time on {where}; {commands}")
     if unknown := len(all_offers) - len(timed):
         presets = f"{unknown} preset{'s' * (unknown != 1)}"
         hint = f"; {OTHER_TIMES}" * (on is None)

@@ -50,9 +50,8 @@ def run(
     """
     again = name_list(rerun)
     if unknown := next((word for word in again if word not in RERUN), None):
-        raise SpecError(
-            f"expected failed, changed or both, got '{unknown}'{did_you_mean(unknown, RERUN)}", option="rerun"
-        )
+        hint = did_you_mean(unknown, RERUN)
+        raise SpecError(f"expected failed, changed or both, got '{unknown}'{hint}", option="rerun")
     training, attacks = opt.precisions(precision)
     options = run_options(
         jobs=jobs, device=device, executor=executor, precision=training, attack_precision=attacks, dry_run=dry_run,

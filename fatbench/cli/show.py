@@ -68,9 +68,8 @@ def print_rows(
         shared_columns = [i for i in widths if all(row[i] == rows[0][i] for row in rows)]
         widths = {i: width for i, width in widths.items() if i not in shared_columns}
         if shared_columns:
-            console.print(
-                f"all: {', '.join(f'{columns[i]} {rows[0][i]}' for i in shared_columns)}", style="dim", soft_wrap=True
-            )
+            said = ", ".join(f"{columns[i]} {rows[0][i]}" for i in shared_columns)
+            console.print(f"all: {said}", style="dim", soft_wrap=True)
     texts = [i for i in widths if i and columns[i] not in (*right_aligned, *WHOLE)]
     while excess() > 0 and texts and widths[widest := max(texts, key=widths.__getitem__)] > NARROW:
         widths[widest] -= 1
@@ -122,9 +121,8 @@ def suite(shown_suite: Suite) -> None:
         plan = shown_suite.plan(preset, refuse=False)
         seeds = seeds_text({cell.spec["seed"] for cell in plan.cells})
         count_text = f": {len(plan.to_run())} cells, seeds {seeds}"
-        console.print(
-            Text.assemble((f"\npreset {preset}", "bold"), count_text, f"\n  {plan.note}" if plan.note else "")
-        )
+        note = f"\n  {plan.note}" if plan.note else ""
+        console.print(Text.assemble((f"\npreset {preset}", "bold"), count_text, note))
         console.print(f"  evaluated at {', '.join(plan.checkpoints)}:{'' if plan.metrics() else ' nothing'}")
         for metric, attacks in _attacks(plan).items():
             console.print(f"    {format_call.attack(metric, attacks)}")
@@ -207,16 +205,13 @@ def schedule(gpu_schedule: Schedule | None, gpu: str | None) -> None:
         print("schedule: unknown, nothing comparable has run here (--on here measures for about 20 s)")
         return
     kind = "of that kind" if gpu else "as fast as this machine's worker"
-    database_advice = (
-        "SQLite is enough on one machine"
-        if gpu_schedule.writes <= SQLITE
-        else "PostgreSQL is needed (docs/clusters.md)"
-    )
+    sqlite = gpu_schedule.writes <= SQLITE
+    advice = "SQLite is enough on one machine" if sqlite else "PostgreSQL is needed (docs/clusters.md)"
     print(
         f"on {gpu_schedule.gpus} workers {kind}: {duration(gpu_schedule.seconds)},"
         f" {100 * gpu_schedule.idle:.0f} % of their time idle (the longest cell takes "
         f"{duration(gpu_schedule.longest)});"
-        f" {gpu_schedule.writes:.3g} database writes per second: {database_advice}"
+        f" {gpu_schedule.writes:.3g} database writes per second: {advice}"
     )
 
 
@@ -240,9 +235,8 @@ def _how_long(cells: int, time: Estimate, gpu: str | None) -> str:
             "an estimate: operations and kernels were counted on this machine; the GPU's speed is from its data sheet"
         )
     worker_count = len(slots(None, None))
-    side = f", {duration(time.seconds / min(worker_count, cells))} on the {worker_count} workers of this machine" * (
-        worker_count > 1
-    )
+    on_all = duration(time.seconds / min(worker_count, cells))
+    side = f", {on_all} on the {worker_count} workers of this machine" * (worker_count > 1)
     not_counted = f"; {time.unknown} cells not counted: nothing comparable has run here" * (time.unknown > 0)
     return f"time left: about {duration(time.seconds)} on one worker{side}{done_text}{not_counted}{bound}"
 
@@ -400,9 +394,8 @@ def evaluation(results: Sequence[Mapping[str, Any]], subject: str) -> None:
         low, high = wilson(round(row["accuracy"] * row["n"]), row["n"])
         settings_of = _settings_text(row["attack"]) if row["attack"] else ""
         interval, images = f"{100 * low:.1f} to {100 * high:.1f}", str(row["n"])
-        rows.append(
-            [attack_name(row["label"]), _accuracy(row["accuracy"], row["doubts"]), interval, images, settings_of]
-        )
+        accuracy = _accuracy(row["accuracy"], row["doubts"])
+        rows.append([attack_name(row["label"]), accuracy, interval, images, settings_of])
     columns = ("attack", "accuracy", "95 % interval", "images", "settings")
     print_rows(console, columns, rows, ("accuracy", "images"))
     for doubt in dict.fromkeys(doubt for row in results for doubt in row["doubts"]):
@@ -419,9 +412,8 @@ def runs_as_text(runs: Sequence[Mapping[str, Any]]) -> str:
         values = [run["evaluations"].get(stage) for run in runs]
         measured_values = [value for value in values if value is not None]
         values_text = "  ".join("--" if value is None else f"{100 * value:.2f}" for value in values)
-        distance_text = (
-            f"  (apart {100 * (max(measured_values) - min(measured_values)):.2f})" if len(measured_values) > 1 else ""
-        )
+        apart = 100 * (max(measured_values) - min(measured_values))
+        distance_text = f"  (apart {apart:.2f})" if len(measured_values) > 1 else ""
         lines.append(f"  {stage}: {values_text}{distance_text}")
     return "\n".join(lines)
 
@@ -472,9 +464,8 @@ def models(rows: Sequence[Mapping[str, Any]]) -> None:
     from fatbench.suite.standard_attacks import heading
 
     known_metrics = dict.fromkeys(metric for row in rows for metric in row["numbers"])
-    shown_metrics = [metric for metric in ("natural", "pgd20", "autoattack") if metric in known_metrics] or [
-        *known_metrics
-    ][:3]
+    usual = [metric for metric in ("natural", "pgd20", "autoattack") if metric in known_metrics]
+    shown_metrics = usual or [*known_metrics][:3]
     headings = [heading(metric) for metric in shown_metrics]
     radii = [dict.fromkeys(str(attack["eps"]) for attack in row["attacks"].values() if "eps" in attack) for row in rows]
     print_rows(new_console(), ("network", *headings, "radius", GOT), [
@@ -483,10 +474,8 @@ def models(rows: Sequence[Mapping[str, Any]]) -> None:
         for row, row_radii in zip(rows, radii, strict=True)
     ], headings)  # fmt: skip
     if example := next((row for row in rows if row["file"] and row["suite"] and row["preset"]), None):
-        print(
-            "The same attacks on one: fatbench evaluate "
-            f"{example['file']} --like {example['suite']} --preset {example['preset']}"
-        )
+        like = f"--like {example['suite']} --preset {example['preset']}"
+        print(f"The same attacks on one: fatbench evaluate {example['file']} {like}")
 
 
 def doctor(facts: Sequence[tuple[str, str]]) -> None:

@@ -62,9 +62,8 @@ def show(
         raise SpecError("--metric and --format csv need --outcomes")
     if _is_suite(target):
         if chosen:
-            raise SpecError(
-                f"'{target}' is a suite, and {chosen[0]} shows a cell (fatbench status {target} lists them)"
-            )
+            cells = f"fatbench status {target} lists them"
+            raise SpecError(f"'{target}' is a suite, and {chosen[0]} shows a cell ({cells})")
         from fatbench.cli import show
         from fatbench.suite import files
 
@@ -182,10 +181,8 @@ def _show_artifacts(cell: str, round: int | None, folder: Path, format: str) -> 
     if not kept_rounds:
         raise NothingMatched(f"cell {id} kept no artifacts, or they are not on this machine: {files / 'artifacts'}")
     if round is not None and round not in kept_rounds:
-        raise SpecError(
-            f"cell {id} kept no artifacts of round {round}{did_you_mean(str(round), map(str, kept_rounds))}",
-            option="round",
-        )
+        hint = did_you_mean(str(round), map(str, kept_rounds))
+        raise SpecError(f"cell {id} kept no artifacts of round {round}{hint}", option="round")
     round = round or max(kept_rounds)
     tensors = artifacts.load(kept_rounds[round], digests.get(kept_rounds[round].relative_to(files).as_posix()))
     image_files = []

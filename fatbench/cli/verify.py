@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -87,19 +88,15 @@ def verify(
             db=f"{folder}/ours.db",
             data=settings.given("data"),
         )
-        way = settings.setting("run.path")
-        verification = verifying.run_again(
-            their_store, cells, options, lambda words: Watch(words, starts=True), way, tolerance
-        )
+        way, watch = settings.setting("run.path"), functools.partial(Watch, starts=True)
+        verification = verifying.run_again(their_store, cells, options, watch, way, tolerance)
         notes = dict.fromkeys(verifying.at_chance(their_store, cells), f" ({doubts.Doubt('chance').words})")
     if format == "json":
-        numbers = [
-            {**asdict(number), "agreement": number.agreement, "evaluated": number.evaluated}
-            for number in verification.numbers
-        ]
+        numbers = verification.numbers
+        records = [{**asdict(one), "agreement": one.agreement, "evaluated": one.evaluated} for one in numbers]
         verdict = {name: getattr(verification, name) for name in ("agrees", "reasons", "unverified")}
         tolerated = {"tolerance": verification.tolerance, "because": verification.because, "apart": verification.far}
-        print_json({"cells": cells, **verdict, **tolerated, "numbers": numbers})
+        print_json({"cells": cells, **verdict, **tolerated, "numbers": records})
     else:
         print(agreement.text(verification, notes))
     if not verification.agrees:

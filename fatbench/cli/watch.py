@@ -118,9 +118,8 @@ class Watch:
             self.errors.setdefault(event.cell, event.message)
             event = replace(event, message="as above") if said_before else event
             if self.live.is_started:
-                self.console.print(
-                    Text.assemble(("failed", "red"), f" {event.cell} {event.stage}: {event.message}"), highlight=False
-                )
+                said = f" {event.cell} {event.stage}: {event.message}"
+                self.console.print(Text.assemble(("failed", "red"), said), highlight=False)
         lines = not self.live.is_started
         is_line = {"failed": lines, "waiting": self._prints_lines("cell")}  # also where events are no lines
         if event.message:  # its worker or its node is lost, which a person should know
@@ -209,9 +208,8 @@ class Watch:
         done_count, elapsed = event.round - doing.first, current_time - doing.since
         seconds_each = elapsed / done_count if done_count > 0 else None
         trains = event.stage == "train"
-        progress_text = (
-            f"round {event.round}/{event.total}" if trains else f"{parsed(event.stage).metric} {event.message}".strip()
-        )
+        attack = f"{parsed(event.stage).metric} {event.message}".strip()
+        progress_text = f"round {event.round}/{event.total}" if trains else attack
         progress_text += "" if trains or event.message else f" {event.round}/{event.total}"
         pace = (
             ""
@@ -220,11 +218,8 @@ class Watch:
             if trains
             else f"{_two_digits(1 / seconds_each)} images/s"
         )
-        times = (
-            duration(elapsed)
-            if seconds_each is None
-            else f"{duration(seconds_each * (event.total - event.round))} left"
-        )
+        left = None if seconds_each is None else f"{duration(seconds_each * (event.total - event.round))} left"
+        times = left or duration(elapsed)
         roomy = self.console.width >= ROOMY
         numbers = _numbers(*self.seen.get(event.cell, (None, None))).strip() if roomy else ""
         return (label, progress_text, pace, times, numbers)
@@ -311,14 +306,12 @@ def watch_plan(name: str, plan_of: Callable[[Store | None], Plan], interval: flo
                 rows = progress.cells_of(plan, store)
                 time_left = None if store is None else _time_of_rest(plan, store)
             counts = progress.count(rows)
-            head = f"suite {plan.suite}, preset {plan.preset}: " + ", ".join(
-                f"{n} {state}" for state, n in counts.items()
-            )
+            states = ", ".join(f"{n} {state}" for state, n in counts.items())
+            head = f"suite {plan.suite}, preset {plan.preset}: {states}"
             running = [row for row in rows if row.status == "running"]
             if time_left is not None and time_left.seconds and running:
-                head += f", about {duration(time_left.seconds / len(running))} left" + " and more" * bool(
-                    time_left.unknown
-                )
+                more = " and more" * bool(time_left.unknown)
+                head += f", about {duration(time_left.seconds / len(running))} left{more}"
             if live is None:
                 print(f"{time.strftime('%H:%M:%S')} {head}", flush=True)
             else:

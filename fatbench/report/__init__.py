@@ -158,23 +158,19 @@ def check_headings(suite: Suite, plans: Sequence[Plan]) -> None:
         sides = [contrasts.sides_of(tests, plan) for plan in plans]
         location = suite.places(suite.node("tests", tests.family or "")[0])
         if tests.clients is not None and tests.clients not in fractions():
-            raise SpecError(
-                f"{location}: no fraction is called '{tests.clients}'{did_you_mean(tests.clients, fractions())}"
-            )
+            hint = did_you_mean(tests.clients, fractions())
+            raise SpecError(f"{location}: no fraction is called '{tests.clients}'{hint}")
         for name in tests.points:
             if not any(all(of_plan[name]) for of_plan in sides):
                 raise SpecError(f"{location}: no preset has both sides of '{name}'")
     for table in suite.tables:
-        reasons_by_preset = [
-            (plan.preset, points.unfilled(plan, table)) for plan in plans if points.points_of_table(plan, table)
-        ]
+        shown = [plan for plan in plans if points.points_of_table(plan, table)]
+        unfilled = [(plan.preset, points.unfilled(plan, table)) for plan in shown]
         for heading in table.values:
-            preset_reasons = [
-                f"{preset}: {reasons[heading]}" for preset, reasons in reasons_by_preset if heading in reasons
-            ]
+            preset_reasons = [f"{preset}: {reasons[heading]}" for preset, reasons in unfilled if heading in reasons]
             if not taken_out.isdisjoint(Source.parse(table.values[heading]).metric.split("+")):
                 continue
-            if reasons_by_preset and len(preset_reasons) == len(reasons_by_preset):
+            if unfilled and len(preset_reasons) == len(unfilled):
                 problem = f"no cell can fill this heading of table {table.id}"
                 location = suite.places((*suite.node("tables", table.id)[0], "values", heading))
                 raise SpecError(f"{location}: {problem} ({'; '.join(preset_reasons)})")
@@ -257,9 +253,7 @@ def unknown(plots: Sequence[Plot], plan: Plan, store: Store | None) -> list[str]
         for heading, text in plot.figure.series.items()
         if text.startswith("train:") and not any(line.points for line in plot.lines if line.heading == heading)
     }
-    logged_metrics = (
-        [metric for metric, _ in logged_clients(plan, store)] if missing_series and store is not None else []
-    )
+    logged_metrics = [name for name, _ in logged_clients(plan, store)] if missing_series and store is not None else []
     return [
         f"figure {id}: {heading}: nothing is logged as '{metric}'{did_you_mean(metric, logged_metrics)}"
         for id, heading, metric in sorted(missing_series)

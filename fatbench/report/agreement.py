@@ -137,22 +137,14 @@ def _series(
             means = [fmean(side[round][0] for round in rounds) for side in (their_series, our_series)]
             largest_distance = max(abs(their_series[round][0] - our_series[round][0]) for round in rounds)
             n = min(their_series[round][1] for round in rounds)
-            band = _band(metric in {*FRACTIONS, accuracy_metric}, means[0], means[1], n)
+            band = RELATIVE * max(map(abs, means))
+            if metric in {*FRACTIONS, accuracy_metric}:  # few images of a class widen it
+                middle = min(max(fmean(means), 0.0), 1.0)
+                band = max(TOLERANCE, 3 * math.sqrt(middle * (1 - middle) / n) if n else 0.0)
             compared.append(NumberPair(cell, name, means[0], means[1], largest_distance, band=band))
-    one_sided += [
-        f"the doubt '{metric}'{suffix}"
-        for metric, _ in our_numbers.keys() - their_numbers.keys()
-        if metric.startswith(PREFIX)
-    ]
+    new_doubts = (name for name, _ in our_numbers.keys() - their_numbers.keys() if name.startswith(PREFIX))
+    one_sided += [f"the doubt '{name}'{suffix}" for name in new_doubts]
     return compared, one_sided
-
-
-def _band(fraction: bool, their_value: float, our_value: float, n: int) -> float:
-    """The largest difference of a training number that another machine explains; few images of a class widen it."""
-    if not fraction:
-        return RELATIVE * max(abs(their_value), abs(our_value))
-    middle = min(max((their_value + our_value) / 2, 0.0), 1.0)
-    return max(TOLERANCE, 3 * math.sqrt(middle * (1 - middle) / n) if n else 0.0)
 
 
 # --- all together ------------------------------------------------------------------------------------------------
@@ -204,10 +196,8 @@ def overall(
 
 
 def _difference_text(number: NumberPair) -> str:
-    return (
-        f"{number.metric} of cell {number.cell} is {number_text(number, number.theirs)} there and "
-        f"{number_text(number, number.ours)} here"
-    )
+    there, here = number_text(number, number.theirs), number_text(number, number.ours)
+    return f"{number.metric} of cell {number.cell} is {there} there and {here} here"
 
 
 def _pair_text(number: NumberPair) -> str:
@@ -225,9 +215,8 @@ def number_text(number: NumberPair, value: float) -> str:
 
 def _systematic_differences(accuracies: Sequence[NumberPair]) -> Iterable[str]:
     """Systematic differences of all accuracies together, which chance on another machine does not explain."""
-    only_theirs, only_ours, total = (
-        sum(number.images[i] for number in accuracies if number.images is not None) for i in range(3)
-    )
+    images = [one.images for one in accuracies if one.images is not None]
+    only_theirs, only_ours, total = (sum(one[i] for one in images) for i in range(3))
     changed = only_theirs + only_ours
     if total and changed > round((1 - AGREEMENT) * total):
         yield f"only {100 * (1 - changed / total):.1f} % of all outcomes agree: {EXPECTED}"
@@ -254,10 +243,13 @@ def _one_sided(larger_side: int, n: int) -> float:
 def text(agreement: Agreement, notes: Mapping[str, str] = MappingProxyType({})) -> str:
     """The agreement as text: the result, its reasons, and a block for each cell. notes: cell -> a further remark."""
     cells = list(dict.fromkeys(number.cell for number in agreement.numbers))
+    images = [one.images for one in agreement.numbers if one.images is not None]
+    changed, total = sum(one[0] + one[1] for one in images), sum(one[2] for one in images)
+    share = f", {100 * (1 - changed / total):.1f} % of outcomes agree" if total else ""
     word = "agrees" if agreement.agrees else "differs" if agreement.reasons else "not verified"
     lines = [
         f"{word}: {_count(agreement.numbers, 'number')} of {_count(cells, 'cell')}, accuracies at most"
-        f" {100 * agreement.far:.2f} points apart{_agreement_text(agreement)} (tolerance "
+        f" {100 * agreement.far:.2f} points apart{share} (tolerance "
         f"{100 * agreement.tolerance:g}: {agreement.because})",
         *_first_lines("differs", agreement.reasons),
         *_first_lines("not verified", agreement.unverified),
@@ -266,30 +258,17 @@ def text(agreement: Agreement, notes: Mapping[str, str] = MappingProxyType({})) 
         cell_numbers = [number for number in agreement.numbers if number.cell == cell]
         training_numbers = [number for number in cell_numbers if not number.evaluated]
         lines.append(f"cell {cell}: there, here{notes.get(cell, '')}")
-        lines += [
-            f"  {number.metric}: {_pair_text(number)}, {100 * (number.agreement or 0):.1f} % of outcomes agree"
-            for number in cell_numbers
-            if number.evaluated
-        ]
-        lines.append(
-            f"  {_count(training_numbers, 'further number')}, {sum(not number.far for number in training_numbers)} "
-            "the same to the bit"
-        )
-        lines += _first_lines(
-            "", [f"{number.metric}: {_pair_text(number)}" for number in training_numbers if number.far]
-        )
+        for number in (number for number in cell_numbers if number.evaluated):
+            agree = f"{100 * (number.agreement or 0):.1f} % of outcomes agree"
+            lines.append(f"  {number.metric}: {_pair_text(number)}, {agree}")
+        same = sum(not number.far for number in training_numbers)
+        lines.append(f"  {_count(training_numbers, 'further number')}, {same} the same to the bit")
+        lines += _first_lines("", [f"{one.metric}: {_pair_text(one)}" for one in training_numbers if one.far])
     return "\n".join(lines)
 
 
 def _count(items: Sequence[object], noun: str) -> str:
     return f"{len(items)} {noun}{'s' * (len(items) != 1)}"
-
-
-def _agreement_text(agreement: Agreement) -> str:
-    """The share of outcomes that agree, in words; empty without outcomes."""
-    images = [item.images for item in agreement.numbers if item.images is not None]
-    total = sum(item[2] for item in images)
-    return f", {100 * (1 - sum(item[0] + item[1] for item in images) / total):.1f} % of outcomes agree" if total else ""
 
 
 MOST = 8  # lines of a kind

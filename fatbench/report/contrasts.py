@@ -348,9 +348,8 @@ def share(metric: str, point: Mapping[int, float], start: Mapping[int, float], e
     parts, wholes = [point[seed] - start[seed] for seed in seeds], [end[seed] - start[seed] for seed in seeds]
     estimated = statistics.share(parts, wholes)
     weights = {("point", ""): 1.0, ("start", ""): -1.0}
-    return Difference(
-        "share", metric, weights, seeds=seeds if estimated else (), estimator=SHARE, unit=SEED, estimated=estimated
-    )
+    counted = seeds if estimated else ()
+    return Difference("share", metric, weights, seeds=counted, estimator=SHARE, unit=SEED, estimated=estimated)
 
 
 def from_baseline(

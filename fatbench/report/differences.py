@@ -141,9 +141,8 @@ def records(table: Differences) -> list[dict[str, Any]]:
             record[f"{column.metric}_seeds"] = len(value.seeds)
         doubts = dict.fromkeys(doubt for value in row.values[0] for doubt in value.doubts)
         names = {"difference": "difference", "low": "low", "high": "high", "at_most": "at_most", "p": "p_holm"}
-        rows.append(
-            record | {name: getattr(one, key, None) for name, key in names.items()} | {"doubts": "; ".join(doubts)}
-        )
+        differs = {name: getattr(one, key, None) for name, key in names.items()}
+        rows.append(record | differs | {"doubts": "; ".join(doubts)})
     return rows
 
 

@@ -82,9 +82,8 @@ def sentence(one: Difference) -> str:
     if one.test is None:
         return f"{statement} ({seeds_count(seeds)}: not tested)"
     if one.floor:
-        return (
-            f"{label} and {other_label} are no better than the most frequent class {attack_text} ({seeds_count(seeds)})"
-        )
+        none_better = f"{label} and {other_label} are no better than the most frequent class"
+        return f"{none_better} {attack_text} ({seeds_count(seeds)})"
     interval = f"95 % interval {signed(one.test.low)} to {signed(one.test.high)}, {seeds_count(seeds)}"
     if seeds < statistics.SEEDS_FOR_A_CLAIM:
         equal = f"{label} and {other_label} differ by 0.0 points {attack_text}"
@@ -268,9 +267,8 @@ def family(
             ]
         )
         if not all(set(seeds) <= set(used) for used in tested):
-            lines.append(
-                f"not all {len(seeds)} seeds of the preset are tested: testing again as more arrive rejects too often"
-            )
+            why = "testing again as more arrive rejects too often"
+            lines.append(f"not all {len(seeds)} seeds of the preset are tested: {why}")
     return "\n".join(lines) + "\n"
 
 

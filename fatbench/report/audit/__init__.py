@@ -120,10 +120,7 @@ def audit(longs: Iterable[Long], spread: float | None = None, replies: Mapping[s
     numbers = pandas.concat([long.numbers for long in longs], ignore_index=True)
     if numbers.empty:
         raise SpecError("no accuracy is printed in these tables")
-    answers = [
-        (question, deviations(numbers, spread) if question.ask is deviations else question.ask(numbers))
-        for question in QUESTIONS
-    ]
+    answers = [(one, deviations(numbers, spread) if one.ask is deviations else one.ask(numbers)) for one in QUESTIONS]
     understood = [line for long in longs for line in _understood(long)]
     return Audit(numbers, understood, answers, replies or {})
 
@@ -172,9 +169,7 @@ def overview(numbers: pandas.DataFrame) -> pandas.DataFrame:
 def shared() -> Answer:
     """Equal numbers between two papers."""
     answer = equal(pandas.concat([paper.numbers for paper in all_papers()], ignore_index=True))
-    names = [
-        [str(place).partition(":")[0].rpartition(" ")[0] for place in answer.rows[side]] for side in ("column", "and")
-    ]
+    names = [[str(at).partition(":")[0].rpartition(" ")[0] for at in answer.rows[side]] for side in ("column", "and")]
     rows = answer.rows[[one != other for one, other in zip(*names, strict=True)]].reset_index(drop=True)
     return Answer(answer.asked, len(rows), f"{len(rows)} pairs of columns of two papers have equal numbers", rows)
 
@@ -198,9 +193,8 @@ def marks(file: Path) -> Mapping[tuple[int, str], str]:
 def _marks(file: Path, description: Path, *_: int) -> Mapping[tuple[int, str], str]:
     paper = load(description)
     of_file = paper.numbers["file"] == file.name
-    where = dict(
-        zip(paper.numbers.index, zip(paper.numbers["place"] + 1, paper.numbers["head"], strict=True), strict=True)
-    )
+    lines_and_heads = zip(paper.numbers["place"] + 1, paper.numbers["head"], strict=True)
+    where = dict(zip(paper.numbers.index, lines_and_heads, strict=True))
     words: dict[tuple[int, str], str] = {}
     for question in QUESTIONS:
         places = question.ask(paper.numbers).places if question.name in MARKED else {}

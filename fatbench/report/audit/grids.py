@@ -10,6 +10,7 @@ A grid keeps every row in its order, heads included, and no markup. What they me
 from __future__ import annotations
 
 import io
+import itertools
 import re
 from collections import Counter
 from dataclasses import dataclass
@@ -131,8 +132,7 @@ def _latex(text: str) -> list[Grid]:
 
 def _spanned(cell: str) -> list[str]:
     r"""A cell without markup, as often as its \multicolumn says."""
-    span = re.search(rf"\\multicolumn\{{(\d+)\}}{BRACES}{BRACES}", cell)
-    if span:
+    if span := re.search(rf"\\multicolumn\{{(\d+)\}}{BRACES}{BRACES}", cell):
         return [_plain(span[3])] * int(span[1])
     return [_plain(re.sub(rf"\\multirow(?:\[[^]]*\])?{BRACES}(?:\[[^]]*\])?{BRACES}{BRACES}", r"\3", cell))]
 
@@ -165,7 +165,8 @@ def _rectangular(rows: list[list[str]]) -> list[list[str]]:
 def _pasted(lines: list[str], name: str) -> Grid:
     """Lines of a label and the same number of numbers; the last line before them has the heads."""
     split = [_tokens(line) for line in lines]
-    counts = [_trailing(tokens) for tokens in split]
+    # how many of the last words are numbers, or stand for a missing one
+    counts = [len([*itertools.takewhile(_is_number, reversed(tokens))]) for tokens in split]
     usual = Counter(count for count in counts if count).most_common(1)
     if not usual:
         raise SpecError(f"{name}: no table found: no line ends in a number")
@@ -183,16 +184,12 @@ def _pasted(lines: list[str], name: str) -> Grid:
     return Grid(" ".join(line.strip() for line in lines[: first - 1]), [[_plain(cell) for cell in row] for row in rows])
 
 
+def _is_number(word: str) -> bool:
+    return NUMERIC.fullmatch(word) is not None or word.lower() in MISSING
+
+
 def _tokens(line: str) -> list[str]:
     line = re.sub(r"\s*(?:±|\+/-|\+-)\s*", "±", line.strip())
     line = re.sub(r"(?<=\d) ?\( ?(\d[\d.]*) ?\)", r"(\1)", line)
     line = re.sub(r"(?i)\bauto attack", "AutoAttack", line)
     return re.sub(r"(?i)\b(pgd|cw) (\d+|∞)(?=\s|$)", r"\1-\2", line).split()
-
-
-def _trailing(tokens: list[str]) -> int:
-    """How many of the last words are numbers, or stand for a missing one."""
-    count = 0
-    while count < len(tokens) and (NUMERIC.fullmatch(tokens[-1 - count]) or tokens[-1 - count].lower() in MISSING):
-        count += 1
-    return count

@@ -91,7 +91,12 @@ def deviations(numbers: pandas.DataFrame, spread: float | None = None) -> Answer
     over n, it is taken as sqrt(2) times itself. Needs a table with deviations.
     """
     with_deviation = numbers["deviation"].notna()
-    of_two, compared = _two_runs(numbers)
+    # deviations beside the mean and a single run of the same labels in another table
+    keys = ["paper", "dataset", "setting", "method", "attack", "steps"]
+    both = numbers[with_deviation].merge(numbers[~with_deviation], on=keys, suffixes=("", "_single"))
+    both = both[both["table"] != both["table_single"]]
+    apart = (both["value_single"] - both["value"]).abs() - both["deviation"]
+    of_two, compared = int((apart.abs() < 0.0101).sum()), len(both)  # all are printed to 0.01
     factor = math.sqrt(2) if compared and of_two > compared / 2 else 1.0
     found = leads(numbers).query("gain > 0").copy()
     sds = np.hypot(found["deviation"].astype(float), found["deviation "].astype(float)) * factor
@@ -107,16 +112,6 @@ def deviations(numbers: pandas.DataFrame, spread: float | None = None) -> Answer
     if len(rows):
         says += f"; {many} of {len(rows)} leads need more than 5 seeds of each for a power of 0.8"
     return Answer(len(numbers), len(numbers) - int(with_deviation.sum()), says, rows.reset_index(drop=True))
-
-
-def _two_runs(numbers: pandas.DataFrame) -> tuple[int, int]:
-    """(how many equal, of how many) deviations with the mean and a single run of the same labels in another table."""
-    keys = ["paper", "dataset", "setting", "method", "attack", "steps"]
-    means = numbers[numbers["deviation"].notna()]
-    merged = means.merge(numbers[numbers["deviation"].isna()], on=keys, suffixes=("", "_single"))
-    merged = merged[merged["table"] != merged["table_single"]]
-    apart = (merged["value_single"] - merged["value"]).abs()
-    return int(((apart - merged["deviation"]).abs() < 0.0101).sum()), len(merged)  # all are printed to 0.01
 
 
 def seeds_needed(gain: float, sd: float) -> int | None:
@@ -171,6 +166,5 @@ def ranking(numbers: pandas.DataFrame) -> Answer:
                 one = first[best]
                 lines.append([one.paper, one.table, joined((one.dataset, one.setting)), a, best, b, other_best])
     rows = pandas.DataFrame(lines, columns=["paper", "table", "setting", "attack", "best", "attack ", "best "])
-    return Answer(
-        asked, len(lines), f"{len(lines)} of {asked} pairs of columns, beyond sampling ({other} at all)", rows
-    )
+    says = f"{len(lines)} of {asked} pairs of columns, beyond sampling ({other} at all)"
+    return Answer(asked, len(lines), says, rows)

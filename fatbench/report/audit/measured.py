@@ -23,9 +23,8 @@ def of_results(frame: pandas.DataFrame, known: Known) -> Long:
     numbers = numbers[numbers["round"] == numbers.groupby(["cell", "metric"])["round"].transform("max")]
     axes = [str(column) for column in frame if column not in COLUMNS]
     keys = [*axes] or ["cell"]
-    numbers = numbers.assign(
-        **{key: numbers[key].fillna("").astype(str) for key in keys}, attack=numbers["attack"].fillna("")
-    )
+    texts = {key: numbers[key].fillna("").astype(str) for key in keys}
+    numbers = numbers.assign(**texts, attack=numbers["attack"].fillna(""))
     name = next((axis for axis in ("method", "aggregator", "algorithm", *reversed(axes)) if axis in axes), "cell")
     rows: list[dict[str, Any]] = []
     cells: Any = numbers.groupby(["suite", "metric", "attack", *keys], sort=False)

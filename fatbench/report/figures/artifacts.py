@@ -266,9 +266,10 @@ def tiled(tensor: np.ndarray) -> tuple[np.ndarray, tuple[int, int], tuple[int, i
     page = np.full((len(rows) * tile_height, len(rows[0]) * tile_width, 3), 255, np.uint8)
     for y, images in enumerate(rows):
         for x, image in enumerate(images):
-            page[y * tile_height : (y + 1) * tile_height - GAP, x * tile_width : (x + 1) * tile_width - GAP] = pixels(
-                image
-            )
+            down = slice(y * tile_height, (y + 1) * tile_height - GAP)
+            across = slice(x * tile_width, (x + 1) * tile_width - GAP)
+            page[down, across] = pixels(image)
+        page[down, across] = pixels(image)
     return page, (len(rows), len(rows[0])), (tile_height, tile_width)
 
 

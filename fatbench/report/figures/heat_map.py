@@ -27,10 +27,9 @@ def figure_of(sheet: Sheet, paper_width: float | None = None) -> Figure:
         (g, c) for g in range(len(sheet.groups)) for c in range(len(sheet.columns))
         if any(row.values[g][c].mean is not None for row in sheet.rows)
     ]  # fmt: skip
-    several = len(sheet.columns) > 1 or not sheet.across
-    heads = [
-        ": ".join(filter(None, [sheet.groups[g].label, sheet.columns[c].label if several else ""])) for g, c in places
-    ]
+    wide = len(sheet.columns) > 1 or not sheet.across
+    labels = ([sheet.groups[g].label, sheet.columns[c].label * wide] for g, c in places)
+    heads = [": ".join(filter(None, label)) for label in labels]
     names = [", ".join(filter(None, row.labels(sheet.axes))) for row in sheet.rows]
     entries = [[row.values[g][c] for g, c in places] for row in sheet.rows]
     factors = [100 if sheet.columns[c].unit == "percent" else 1 for _, c in places]

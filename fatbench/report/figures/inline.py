@@ -81,9 +81,8 @@ def _svg(figure: Any, prefix: str, names: Sequence[str]) -> str:
     buffer = io.StringIO()
     figure.savefig(buffer, format="svg", metadata={"Date": None})
     svg = buffer.getvalue()
-    svg = re.sub(
-        r"<metadata>.*?</metadata>|<style.*?</style>|<!--.*?-->", "", svg[svg.index("<svg") :], flags=re.DOTALL
-    )
+    svg = svg[svg.index("<svg") :]
+    svg = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>|<!--.*?-->", "", svg, flags=re.DOTALL)
     svg = re.sub(r'^<svg .*?viewBox="([^"]*)".*?>', r'<svg viewBox="\1" aria-hidden="true">', svg, flags=re.DOTALL)
     svg = re.sub(r'<g id="said-(\d+)">', lambda found: titles[int(found[1])], svg)
     used_ids = set(re.findall(r'(?:url\(#|href="#)([\w-]+)', svg))

@@ -7,7 +7,6 @@ holds no more than MOST panels. `styles` says how a line is drawn, `panel_kinds`
 from __future__ import annotations
 
 import contextlib
-import functools
 import io
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -108,16 +107,16 @@ def pages_of(plots: Sequence[Plot], files: Path | None = None) -> list[Figure]:
     for plot, (names, panels) in [(one, page) for one in plots for page in paged(one)]:
         with settings():
             figure = page_of(plot, names, panels, files)
-        figure._repr_png_ = functools.partial(_png, figure)  # type: ignore[attr-defined]
+
+        def png(figure: Figure = figure) -> bytes:
+            buffer = io.BytesIO()
+            with settings():
+                figure.savefig(buffer, format="png")
+            return buffer.getvalue()
+
+        figure._repr_png_ = png  # type: ignore[attr-defined]
         figures.append(figure)
     return figures
-
-
-def _png(figure: Figure) -> bytes:
-    buffer = io.BytesIO()
-    with settings():
-        figure.savefig(buffer, format="png")
-    return buffer.getvalue()
 
 
 def _caption(plot: Plot, names: Key) -> str:

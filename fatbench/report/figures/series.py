@@ -153,7 +153,7 @@ def _plot(suite: Suite, plan: Plan, figure: Figure, numbers: Stored) -> Plot | N
             panel = panels.setdefault(tuple(key.items()), Panel(key, []))
             ids = tuple(cell.id for cell in of_line)
             source, indices = sources[heading], [None]
-            if figure.kind == "clients":  # a line for all of them, see `_ranked`
+            if figure.kind == "clients":  # a line for all of them, see `_numbers`
                 source = replace(source, client=-1)
             elif source.stage not in ("train", "artifact") and source.client == EVERY:
                 indices = [*range(clients(of_line, source))]
@@ -210,7 +210,11 @@ def _numbers(
             continue
         radii = swept.get(source.metric, {}) if figure.kind == "lines" else {source.metric: ""}
         for position, (metric, radius) in enumerate(radii.items()):
-            at = (source.client, _position(radius, position), radius, settings.get(source.metric, "eps"))
+            try:  # on the curve a value stands where its number is, a word where it is in the list
+                x = float(number(radius)) if radius else 0.0
+            except ValueError:
+                x = float(position)
+            at = (source.client, x, radius, settings.get(source.metric, "eps"))
             of_radius = replace(source, metric=metric, text=f"{source.text} {radius}")
             evaluated += [(i, cell, other, of_radius, source.metric, *at) for cell, other in pairs]
     rows: dict[int, list[Row]] = {}
@@ -224,19 +228,17 @@ def _numbers(
     for one, less in zip(as_tuples(asked), others, strict=True):
         if one.value is not None and math.isfinite(one.value) and less is not None:
             value = one.value - (less if figure.minus else 0)
-            number = (one.client, one.x, int(one.cell.spec["seed"]), value, one.doubts, one.radius, one.swept)
-            rows.setdefault(one.line, []).append(number)
+            row = (one.client, one.x, int(one.cell.spec["seed"]), value, one.doubts, one.radius, one.swept)
+            rows.setdefault(one.line, []).append(row)
             for stage in one.stages:
                 behind += stored.behind(one.cell, stage, one.metric, one.n)
-    return {i: _ranked(of_line) for i, of_line in rows.items()} if figure.kind == "clients" else rows, behind
-
-
-def _ranked(rows: Sequence[Row]) -> list[Row]:
-    """The clients of each seed from the least accurate to the most, with their rank in place of a round."""
-    by_seed: dict[int, list[Row]] = {}
-    for row in sorted(rows, key=lambda row: row[3]):
-        by_seed.setdefault(row[2], []).append(row)
-    return [(row[0], float(rank), *row[2:]) for of_seed in by_seed.values() for rank, row in enumerate(of_seed, 1)]
+    if figure.kind == "clients":  # of each seed from the least accurate to the most, with their rank as a round
+        for i, of_line in rows.items():
+            by_seed: dict[int, list[Row]] = {}
+            for row in sorted(of_line, key=lambda row: row[3]):
+                by_seed.setdefault(row[2], []).append(row)
+            rows[i] = [(row[0], float(k), *row[2:]) for of_seed in by_seed.values() for k, row in enumerate(of_seed, 1)]
+    return rows, behind
 
 
 def _trained(asked: DataFrame, stored: Stored) -> Iterable[tuple[Any, ...]]:
@@ -249,14 +251,6 @@ def _trained(asked: DataFrame, stored: Stored) -> Iterable[tuple[Any, ...]]:
         numbers = numbers.merge(others, on=["minus", "metric", "client", "round"])
         numbers["value"] -= numbers["less"]
     return zip(*(numbers[name].tolist() for name in ("line", "cell", "client", "round", "seed", "value")), strict=True)
-
-
-def _position(value: str, position: int) -> float:
-    """The position of a setting's value on a curve: the value itself if it is a number, else its index."""
-    try:
-        return float(number(value)) if value else 0.0
-    except ValueError:
-        return float(position)
 
 
 def _lines(line: Line, rows: Sequence[Row]) -> Iterable[Line]:
@@ -317,9 +311,7 @@ def _merged(plots: Sequence[Plot]) -> Plot:
         keys = [({}, panel) for _, panel in keys]
     axes = list(dict.fromkeys(axis for suite, panel in keys for axis in (*suite, *panel.key)))
     # a suite may lack an axis of another's panels
-    panels = [
-        Panel({axis: {**suite, **panel.key}.get(axis, "") for axis in axes}, panel.lines) for suite, panel in keys
-    ]
+    panels = [Panel({axis: {**suite, **one.key}.get(axis, "") for axis in axes}, one.lines) for suite, one in keys]
     notes: dict[str, dict[str, None]] = {}
     for name, text in (note for plot in plots for note in plot.notes):
         notes.setdefault(name, {})[text] = None
@@ -383,7 +375,9 @@ def _notes(
         yield from plot.facts.notes(words=words)
     if partial := sum(line.partial for line in lines):
         yield "incomplete", f"{partial} of {len(lines)} lines average fewer seeds than planned, at some rounds or all"
-    if missing := _lines_without_numbers(plot):
+    started = [panel for panel in plot.panels if any(line.points for line in panel.lines)]  # the others: not run at all
+    without = (line for panel in started for line in panel.lines if not line.points and line.source.stage != "artifact")
+    if missing := [*dict.fromkeys(", ".join(filter(None, line.key.values())) or line.heading for line in without)]:
         others = f" and {len(missing) - MISSING} others" * (len(missing) > MISSING)
         yield "missing", f"no number of {', '.join(missing[:MISSING])}{others}"
     if figure.note:
@@ -396,13 +390,6 @@ def _notes(
     yield from (("changed", f"{said} ({len(of)} cell{'s' * (len(of) > 1)})") for said, of in changed.items())
 
 
-def _lines_without_numbers(plot: Plot) -> list[str]:
-    """The lines that have no number, of panels in which others have: failed, or not run."""
-    panels = [panel for panel in plot.panels if any(line.points for line in panel.lines)]
-    lines = [line for panel in panels for line in panel.lines if not line.points and line.source.stage != "artifact"]
-    return list(dict.fromkeys(", ".join(filter(None, line.key.values())) or line.heading for line in lines))
-
-
 FIELDS = (
     "heading", "metric", "unit", "index", "round", "radius", "mean", "std", "seeds", "values", "seeds_planned",
     "doubts", "published", "published_most", "formula", "preset", "label",
@@ -411,22 +398,22 @@ FIELDS = (
 
 def render_csv(plots: Sequence[Plot]) -> str:
     """One line for each point of each line, see `number_format.tidy`. Fractions in [0, 1]."""
-    return number_format.csv_text(number_format.tidy(_records(plots), ("suite", "figure"), FIELDS))
-
-
-def _records(plots: Sequence[Plot]) -> Iterable[tuple[Key, dict[str, Any]]]:
+    records: list[tuple[Key, dict[str, Any]]] = []
     for plot, (panel, line) in [(drawn, one) for drawn in plots for one in drawn.placed]:
         key = {axis: label for axis, label in {**panel.key, **line.key}.items() if axis != SERIES}
         low, high = line.published or (None, None)
         beside: Mapping[str, Any] = {"published": low, "published_most": high, "formula": None}
         if plot.figure.formula is not None:
             beside = {"published": None, "published_most": None, "formula": low}
-        for point in line.points:
-            yield key, {
+        records += (
+            (key, {
                 "suite": plot.suite, "figure": plot.figure.id, "heading": line.heading, "metric": line.source.metric,
                 "unit": "fraction" if line.source.fraction else "plain", "index": line.place,
                 "round": point.round if line.source.stage == "train" else None, "radius": point.radius,
                 "mean": point.mean, "std": point.std, "seeds": ";".join(map(str, point.seeds)),
                 "seeds_planned": line.wanted, "values": ";".join(map(number_format.csv_number, point.values)),
                 "doubts": ";".join(point.doubts), **beside, "preset": plot.preset, "label": plot.label,
-            }  # fmt: skip
+            })
+            for point in line.points
+        )  # fmt: skip
+    return number_format.csv_text(number_format.tidy(records, ("suite", "figure"), FIELDS))

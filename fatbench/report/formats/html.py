@@ -131,15 +131,8 @@ def table(grid: Sheet, links: Links, id: str, latex: str = "") -> dict[str, Any]
         rows.append({"labels": stubs, "block": block, "groups": cells})
     groups = [group.label for group in grid.groups]
     groups = groups if any(groups) else []
-    return {
-        "grid": grid,
-        "rows": rows,
-        "groups": groups,
-        "id": id,
-        "latex": latex,
-        "empty": empty_rows,
-        "alike": constant_labels,
-    }
+    return {"grid": grid, "rows": rows, "groups": groups, "id": id, "latex": latex, "empty": empty_rows,
+            "alike": constant_labels}  # fmt: skip
 
 
 def cell(entry: Entry, links: Links) -> dict[str, Any]:

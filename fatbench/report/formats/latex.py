@@ -157,9 +157,7 @@ def _floats(
     if fits.wide and _columns(grid) > fits.columns:  # over both columns of the page
         fits = replace(fits, environment="table*", columns=2 * fits.columns, wide=False)
     spread = spread or ("beside" if _columns(grid) <= fits.columns else "below")
-    papers = [
-        grid.columns[column] for _, column in {(e.group, e.column) for e in grid.all() if e.published is not None}
-    ]
+    papers = {(entry.group, entry.column) for entry in grid.all() if entry.published is not None}
     is_beside = spread != "below" and _columns(grid) + len(papers) * (1 + grid.has_differences / 2) <= fits.columns
     paper = {"column": "beside", "below": "below", None: "beside" if is_beside else "below"}[published]
     layout = _Layout(grid, fits, paper, spread, numbers)
@@ -171,7 +169,7 @@ def _floats(
         rows = grid.rows[round(part * len(grid.rows) / count) : round((part + 1) * len(grid.rows) / count)]
         labels = [*shared_labels, *([f"part {part + 1} of {count}"] if count > 1 else [])]
         shown = replace(layout, grid=grid.only(rows, range(len(grid.columns))))
-        label = f"tab:{_slug(grid)}" + f"-{part + 1}" * (part > 0)
+        label = "tab:" + re.sub("[^A-Za-z0-9.:-]", "-", f"{grid.suite}-{grid.id}") + f"-{part + 1}" * (part > 0)
         notes = grid.notes if part == count - 1 else []
         yield command + _float(shown, labels, label, left_out if part == 0 else [], notes)
 
@@ -285,12 +283,10 @@ def _what_it_averages(grid: Sheet, spread: str) -> str:
     if len(grid.seeds) == 1:
         return f"One seed ({grid.seeds[0]}), no spread{',' * bool(images)}{images}."
     statistic = "Mean" if spread == "none" else "Mean ± sample standard deviation"
-    return f"{statistic} over {len(grid.seeds)} seeds ({_seed_list(grid.seeds)}){images}."
-
-
-def _seed_list(seeds: Sequence[int]) -> str:
-    is_consecutive = list(seeds) == list(range(seeds[0], seeds[0] + len(seeds))) if seeds else False
-    return f"{seeds[0]} to {seeds[-1]}" if is_consecutive and len(seeds) > 3 else ", ".join(map(str, seeds))
+    first, last = grid.seeds[0], grid.seeds[-1]
+    consecutive = len(grid.seeds) > 3 and [*grid.seeds] == [*range(first, last + 1)]
+    seeds = f"{first} to {last}" if consecutive else ", ".join(map(str, grid.seeds))
+    return f"{statistic} over {len(grid.seeds)} seeds ({seeds}){images}."
 
 
 WORDS = {"MIXED": "Mixed", "OLDER": "Older", "doubt": "Caveats"}  # what a paper calls a note of a doubt
@@ -298,10 +294,6 @@ WORDS = {"MIXED": "Mixed", "OLDER": "Older", "doubt": "Caveats"}  # what a paper
 
 def _note_name(name: str) -> str:
     return WORDS.get(name, name[:1].upper() + name[1:])
-
-
-def _slug(grid: Sheet) -> str:
-    return re.sub("[^A-Za-z0-9.:-]", "-", f"{grid.suite}-{grid.id}")
 
 
 # --- a tabular ---------------------------------------------------------------------------------------------------
@@ -312,7 +304,13 @@ def _tabular(layout: _Layout) -> str:
     # TeX columns: number@spread [paper@mark [difference]]
     spans = {place: (4 + grid.has_differences) if layout.has_paper_column(place) else 2 for place in places}
     entries_of = {place: [_entry(row, place, grid) for row in grid.rows] for place in places}
-    formats = {place: _formats(layout, entries_of[place]) for place in places}
+    formats = dict.fromkeys(places, ("r", "r"))  # the TeX columns of our number and of the paper's
+    if layout.numbers == "siunitx":
+        beside = layout.spread == "beside"
+        for place, of_place in entries_of.items():
+            numbers = [(entry.number, entry.spread * beside) for entry in of_place]
+            papers = [(entry.paper_number, entry.paper_spread * beside) for entry in of_place]
+            formats[place] = decimal_column(numbers), decimal_column(papers)
     spec = "".join(
         " ".join([*(f"{column_format}@{{}}l" for column_format in formats[p]), "r"][: (spans[p] + 1) // 2])
         for p in places
@@ -391,18 +389,6 @@ def _entry(row: Row, place: Place, grid: Sheet) -> Entry:
     """The entry of one value, without the count of seeds where the row's label has it."""
     entry = row.values[place[0]][place[1]]
     return entry._replace(lacking="") if grid.axes and _row_seeds(row) else entry
-
-
-def _formats(layout: _Layout, entries: Sequence[Entry]) -> tuple[str, str]:
-    """The TeX columns of our number and of the paper's."""
-    if layout.numbers == "text":
-        return "r", "r"
-    beside = layout.spread == "beside"
-    ours, papers = (
-        [(entry.number, entry.spread * beside) for entry in entries],
-        [(entry.paper_number, entry.paper_spread * beside) for entry in entries],
-    )
-    return decimal_column(ours), decimal_column(papers)
 
 
 def _cell(entry: Entry, columns: int, layout: _Layout, formats: tuple[str, str]) -> str:

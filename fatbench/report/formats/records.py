@@ -130,9 +130,7 @@ def _table(grid: Sheet) -> dict[str, Any]:
     facts = grid.facts
     optional: dict[str, Any] = {}
     if plugin_records := facts.plugins():
-        optional["plugins"] = [
-            {key: value for key, value in record.items() if key != "cells"} for record in plugin_records
-        ]
+        optional["plugins"] = [{key: value for key, value in one.items() if key != "cells"} for one in plugin_records]
     if any(column.where for column in grid.columns):  # two headings may then show the same metric
         optional["columns"] = [
             {"heading": c.heading, "metric": c.metric, "where": c.where, "unit": _unit(c), "best": c.best}

@@ -77,9 +77,8 @@ def _print(console: Console, grid: Sheet, published: str | None) -> None:
     if grid.has_published:
         below_text, compared = "" if is_beside else ", under ours", " and the difference" * grid.has_differences
         published_at = f" ({grid.published_at})" * bool(grid.published_at)
-        explanation = (
-            f"dim: the {grid.by}'s number{published_at}{below_text}{',' * bool(below_text and compared)}{compared}"
-        )
+        below_text += "," * bool(below_text and compared)
+        explanation = f"dim: the {grid.by}'s number{published_at}{below_text}{compared}"
         console.print(Text(explanation, "dim"))
     for note_name, note in grid.notes:
         doubtful = note_name in ("MIXED", "doubt")
@@ -151,10 +150,8 @@ def _layout(grid: Sheet, width: int, published: str | None = None) -> tuple[bool
     arrangements = (True, False) if grid.has_published else (True,)
     block = None
     for is_beside in {"column": (True,), "below": (False,), None: arrangements}[published]:
-        cells = {
-            (g, c): _cells(number_format.column_of(grid, g, c), grid.columns[c].label, is_beside)
-            for g, c in group_columns
-        }
+        columns = {(g, c): (number_format.column_of(grid, g, c), grid.columns[c].label) for g, c in group_columns}
+        cells = {place: _cells(*column, is_beside) for place, column in columns.items()}
         widest: dict[GroupColumn | int, int] = {axis: _widest(column) for axis, column in enumerate(labels)}
         widest |= {group_column: _widest(column) for group_column, column in cells.items()}
         block = TableBlock(grid, labels, group_columns, cells, widest)
@@ -225,16 +222,9 @@ def _entry_parts(entry: Entry) -> tuple[Part, Part, Part, Part, Part]:
     rank = "bold" if entry.rank == "best" else ""
     measured_number = [(entry.number, "dim" if entry.mean is None else rank)]
     small = ((entry.spread, "dim"), (entry.lacking, "yellow"))
-    spread_and_marks = [(f" {words}", style) for words, style in small if words] + [
-        (symbol, "red") for symbol in entry.marks
-    ]
+    beside = [(f" {words}", style) for words, style in small if words] + [(symbol, "red") for symbol in entry.marks]
     if not entry.paper:
-        return measured_number, spread_and_marks, [], [], []
+        return measured_number, beside, [], [], []
     colour = {"better": "green", "worse": "red", "": "dim"}[entry.direction]
-    return (
-        measured_number,
-        spread_and_marks,
-        [(entry.paper, "dim")],
-        [(entry.published_mark, "dim italic")],
-        [(entry.delta, colour)],
-    )
+    paper = [(entry.paper, "dim")], [(entry.published_mark, "dim italic")], [(entry.delta, colour)]
+    return measured_number, beside, *paper

@@ -187,26 +187,23 @@ class _Attacks:
         self.evaluations_of = functools.cache(self._evaluations_of)
 
     def _evaluations_of(self, stages: tuple[str, ...]) -> tuple[_Evaluation, ...]:
-        names = {stage: parsed(stage) for stage in stages}
-        attacks = {stage: self.settings.get(name.evaluation, {}) for stage, name in names.items()}
-        return tuple(
-            _Evaluation(
-                stage,
-                name.metric,
-                name.precision,
-                _role(attacks[stage]) == "attack",
-                "origin" in attacks[stage],
-                str(attacks[stage].get("on", "")),
-                attacks[stage].get("name") == "natural",
-                frozenset(weaker_stage for weaker_stage in stages if weaker(attacks[weaker_stage], attacks[stage])),
-                {
-                    other: attacks[other]["name"]
-                    for other in stages
-                    if _beside_autoattack(attacks[other], attacks[stage])
-                },
-            )
-            for stage, name in names.items()
-        )
+        attacks = {stage: self.settings.get(parsed(stage).evaluation, {}) for stage in stages}
+        found = []
+        for stage, attack in attacks.items():
+            by_gradient: dict[str, str] = {}  # gradient attacks on the same model in the ball of AutoAttack
+            if attack.get("name") == "autoattack" and "origin" not in attack:
+                beside = {other: one for other, one in attacks.items() if one.get("name") in ("fgsm", "pgd", "cw")}
+                by_gradient = {
+                    other: one["name"] for other, one in beside.items()
+                    if "origin" not in one and one.get("norm", "Linf") == attack.get("norm", "Linf")
+                    and number(one.get("eps", 0)) == number(attack.get("eps", 0))
+                }  # fmt: skip
+            found.append(_Evaluation(
+                stage, parsed(stage).metric, parsed(stage).precision, _role(attack) == "attack", "origin" in attack,
+                str(attack.get("on", "")), attack.get("name") == "natural",
+                frozenset(other for other in stages if weaker(attacks[other], attack)), by_gradient,
+            ))  # fmt: skip
+        return tuple(found)
 
 
 class _Evaluation(NamedTuple):
@@ -251,7 +248,12 @@ def _doubts_of_model(
         for evaluation in attacks.evaluations_of(tuple(stages))
         if evaluation.label in stages[evaluation.stage]
     ]
-    doubts_by_stage = {item.stage: list(_stored_doubts(stages[item.stage])) for item in accuracies}
+    doubts_by_stage: dict[str, list[Doubt]] = {item.stage: [] for item in accuracies}
+    for stage, reasons in doubts_by_stage.items():  # those that a run stored with the evaluation
+        for metric, (value, _) in stages[stage].items():
+            if value and metric.startswith(PREFIX):
+                code = metric.removeprefix(PREFIX)
+                reasons.append(Doubt(code, value if code in WORDS or code.endswith(IN_ROUNDS) else math.nan))
     diverged = any(doubt.code == "diverged" for reasons in doubts_by_stage.values() for doubt in reasons)
     naturals = [
         item
@@ -264,11 +266,8 @@ def _doubts_of_model(
     if natural is not None:
         natural_metrics = stages[natural.stage]
         dead, astray = (natural_metrics.get(name, (0.0, 0))[0] for name in ("zero_gradients", "directional"))
-        fraction = (
-            None
-            if diverged
-            else chance(data, natural_metrics["chance"][0] if "chance" in natural_metrics else None, natural.n)
-        )
+        stored_chance = natural_metrics["chance"][0] if "chance" in natural_metrics else None
+        fraction = None if diverged else chance(data, stored_chance, natural.n)
         guesses = fraction is not None and not above_chance(_pooled(natural, outcomes), natural.n, fraction)
     least_accuracy = min((item.value for item in accuracies if math.isfinite(item.value)), default=0.0)
     for item in accuracies:
@@ -281,9 +280,8 @@ def _doubts_of_model(
         elif is_attacked and fraction is not None and not above_chance(_pooled(item, outcomes), item.n, fraction):
             reasons.append(Doubt("majority", fraction, whose))
         if item.value > least_accuracy:  # else it exceeds none
-            reasons += (
-                Doubt("order", excess, weak, item.label) for excess, weak in _exceeded(item, accuracies, outcomes)
-            )
+            exceeded = _exceeded(item, accuracies, outcomes)
+            reasons += (Doubt("order", excess, weak, item.label) for excess, weak in exceeded)
         if is_attacked and not item.evaluation.is_transferred:
             reasons += [Doubt("gradient", dead)] if dead > ZERO_GRADIENTS else []
             reasons += [Doubt("directional", astray)] if astray > DIRECTIONAL else []
@@ -302,14 +300,6 @@ def _pooled(item: _Accuracy, outcomes: Callable[[str], tuple[int, int]] | None) 
     """The accuracy over all images: of a mean over clients on their own, that of those that train, who come first."""
     bits, total = outcomes(item.stage) if outcomes is not None and item.evaluation.on else (0, 0)
     return (bits >> total - item.n).bit_count() / item.n if 0 < item.n <= total else item.value
-
-
-def _stored_doubts(metrics: Mapping[str, tuple[float, int]]) -> Iterable[Doubt]:
-    """The doubts that a run stored with an evaluation."""
-    for metric, (value, _) in metrics.items():
-        if value and metric.startswith(PREFIX):
-            code = metric.removeprefix(PREFIX)
-            yield Doubt(code, value if code in WORDS or code.endswith(IN_ROUNDS) else math.nan)
 
 
 # --- whether attacks contradict each other -----------------------------------------------------------------------
@@ -337,13 +327,6 @@ def _exceeded(
         if violated((weak.value, weak.n), (strong.value, strong.n), paired):
             origin_text = ", which was computed on another model," if weak.evaluation.is_transferred else ""
             yield strong.value - weak.value, f"{weak.label}{origin_text}"
-
-
-def _beside_autoattack(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
-    """Whether a is a gradient attack on the same model in the ball of b, which is AutoAttack."""
-    by_gradient = b.get("name") == "autoattack" and a.get("name") in ("fgsm", "pgd", "cw")
-    in_one_ball = a.get("norm", "Linf") == b.get("norm", "Linf") and number(a.get("eps", 0)) == number(b.get("eps", 0))
-    return by_gradient and in_one_ball and "origin" not in a and "origin" not in b
 
 
 def _masked(

@@ -285,9 +285,8 @@ def long(
     stages, doubts, outcomes (bits, how many: of an evaluation), never (it will not be measured), chance (what random
     guesses would reach, where training logs it).
     """
-    asked = DataFrame(
-        _asked(plan, points, evaluated), columns=["row", "group", "column", "side", "cell", "source"], dtype=object
-    )
+    names = ["row", "group", "column", "side", "cell", "source"]
+    asked = DataFrame(_asked(plan, points, evaluated), columns=names, dtype=object)
     numbers = found(asked, stored)
     numbers["seed"] = [int(cell.spec["seed"]) for cell in numbers["cell"]]
     pairs = [*zip(numbers["cell"], numbers["source"], numbers["stages"], strict=True)]
@@ -427,7 +426,7 @@ def frame(store: Store | None, plan: Plan | None = None, clients: bool = True) -
     facts = _facts_of_runs(store, sorted({row[0] for row in rows}), [Number(*row) for row in rows if row[1] != "train"])
     if points is not None:
         labels = [
-            {"stored": id, **{names[axis]: label for axis, label in key}} for id, keys in points.items() for key in keys
+            {"stored": id, **{names[axis]: text for axis, text in key}} for id, keys in points.items() for key in keys
         ]
         facts = facts.merge(DataFrame(labels), on="stored")
     numbers = DataFrame(rows, columns=list(Number._fields)).drop(columns=list(STAGE)).merge(facts, on="run")

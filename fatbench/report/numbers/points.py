@@ -192,10 +192,8 @@ def grouped_points(
                 kind_name, holds, where_to_name = words
                 if condition:
                     heading = next(h for h in headings if conditions.get(h) == condition)
-                    holds, where_to_name = (
-                        f"{holds} under '{heading}'",
-                        f"{where_to_name.replace(' or', ',')} or that of the heading",
-                    )
+                    holds = f"{holds} under '{heading}'"
+                    where_to_name = f"{where_to_name.replace(' or', ',')} or that of the heading"
                 raise SpecError(
                     f"{kind_name} {display.id}: {holds} more than one point of the grid:"
                     f" name the axis {' and '.join(axes)} in {where_to_name}"
@@ -234,9 +232,8 @@ def unfilled(plan: Plan, table: Table) -> dict[str, str]:
     cells_by_point = points_of_table(plan, spread(table, plan))
     if not cells_by_point:
         return {}
-    return absent_headings(
-        {heading: Source.parse(text) for heading, text in spread(table, plan).values.items()}, cells_by_point
-    )
+    sources = {heading: Source.parse(text) for heading, text in spread(table, plan).values.items()}
+    return absent_headings(sources, cells_by_point)
 
 
 def is_inside(key: Key, condition: Condition) -> bool:
@@ -321,10 +318,8 @@ def points_of_figure(plan: Plan, figure: Figure) -> TablePoints:
     """(labels of the panel, labels of the line) -> heading -> its cells. SpecError: a line of several points."""
     panels = [axis for axis in figure.panels if axis != SERIES]
     if figure.include:
-        plan = replace(
-            plan,
-            cells=[cell for cell in plan.cells if any(is_inside(cell.key, condition) for condition in figure.include)],
-        )
+        cells = [cell for cell in plan.cells if any(is_inside(cell.key, condition) for condition in figure.include)]
+        plan = replace(plan, cells=cells)
     words = ("figure", "a line shows", "'panels', 'lines' or 'where'")
     return grouped_points(plan, figure, panels, figure.lines, words)
 
@@ -333,12 +328,8 @@ def check_figure(plan: Plan, figure: Figure) -> None:
     """Refuse a line of several points, a panel of fractions and plain numbers, or a curve of one radius (SpecError)."""
     points_of_figure(plan, figure)
     if figure.kind == "lines":
-        single = {
-            evaluation.label
-            for cell in plan.cells
-            for evaluation in cell.evaluations
-            if not evaluation.sweep or evaluation.origin
-        }
+        evaluations = [one for cell in plan.cells for one in cell.evaluations]
+        single = {one.label for one in evaluations if not one.sweep or one.origin}
         single |= {evaluation.sweep for cell in plan.cells for evaluation in cell.evaluations if evaluation.origin}
         for heading, text in figure.series.items():
             if (source := Source.parse(text)).stage != "train" and source.metric in single:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import csv
 import math
 import re
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from fatbench.errors import SpecError
@@ -31,43 +30,43 @@ class Lookup:
 
     def __init__(self, published: Reference) -> None:
         self.published = published
-        self.name = (
-            f"{published.file.parent.name}/{published.file.name}" if published.file.parent.name else published.file.name
-        )
+        folder = published.file.parent.name
+        self.name = f"{folder}/{published.file.name}" if folder else published.file.name
         self.problems: list[str] = []
         self.formula = not isinstance(published, Published)
         self.select = published.select if isinstance(published, Published) else ""  # the checkpoint that the paper took
         self.scale = published.times * (0.01 if published.unit == "percent" else 1.0)
-        rows, self.columns = _read_rows(published.file)
+        try:
+            with published.file.open(encoding="utf-8", newline="") as stream:
+                reader = csv.DictReader(stream)
+                numbered = ((reader.line_num, row) for row in reader)
+                rows = {line: {k: v or "" for k, v in row.items() if k is not None} for line, row in numbered}
+                self.columns = list(reader.fieldnames or [])
+        except (OSError, UnicodeDecodeError, csv.Error) as error:
+            raise SpecError(f"{published.file}: {getattr(error, 'strerror', None) or error}") from None
         for column in (*published.match, *published.rows.values()):
             if column not in self.columns:
-                raise SpecError(
-                    f"{published.file}: there is no column '{column}' (the columns: {', '.join(self.columns)})"
-                )
-        matching = [
-            (line, row) for line, row in rows.items() if all(_is_equal(row[c], v) for c, v in published.match.items())
-        ]
-        self.rows = matching
-        self._demand_numbers(matching)
+                raise self._no_column(column)
+        self.rows = [(line, row) for line, row in rows.items() if _matches(row, published.match)]
+        self._demand_numbers()
 
-    def _demand_numbers(self, rows: Sequence[tuple[int, Mapping[str, str]]]) -> None:
+    def _no_column(self, column: str) -> SpecError:
+        known = ", ".join(self.columns)
+        return SpecError(f"{self.published.file}: there is no column '{column}' (the columns: {known})")
+
+    def _demand_numbers(self) -> None:
         """Refuse a shown cell that is neither a number nor empty, and two rows with the same labels (SpecError)."""
         published = self.published
         shown_columns = [*published.values.values(), *published.std.values(), *published.to.values()]
         # "{axis}" in a column's name stands for any label
         patterns = [".*".join(map(re.escape, re.split(r"\{[^{}]+\}", column))) for column in shown_columns]
-        columns = [
-            column_name
-            for column_name in self.columns
-            if any(re.fullmatch(pattern, column_name) for pattern in patterns)
-        ]
+        columns = [name for name in self.columns if any(re.fullmatch(pattern, name) for pattern in patterns)]
         line_by_labels: dict[tuple[str, ...], int] = {}  # the first line with these labels
-        for line, row in rows:
+        for line, row in self.rows:
             for column in columns:
                 if row[column].strip() and _number(row[column], 1.0) is None:
-                    raise SpecError(
-                        f"{published.file}:{line}: {column}: expected a number or nothing, got '{row[column][:40]}'"
-                    )
+                    got = f"expected a number or nothing, got '{row[column][:40]}'"
+                    raise SpecError(f"{published.file}:{line}: {column}: {got}")
             labels = tuple(row[column].strip() for column in published.rows.values())
             first_line = line_by_labels.setdefault(labels, line)
             if labels and first_line != line and any(row[column].strip() for column in columns):
@@ -85,9 +84,8 @@ class Lookup:
         line, row = found
 
         def number(columns: Mapping[str, str]) -> float | None:
-            return (
-                _number(row.get(self._column(columns[heading], point), ""), self.scale) if heading in columns else None
-            )
+            found = row.get(self._column(columns[heading], point), "") if heading in columns else ""
+            return _number(found, self.scale)
 
         value = number(published.values)
         if value is None:
@@ -98,11 +96,7 @@ class Lookup:
         return Entry(value, None if most == value else most, number(published.std), flag, (line, column))
 
     def _row(self, labels: Mapping[str, str]) -> tuple[int, Mapping[str, str]] | None:
-        matching_rows = [
-            (line, row)
-            for line, row in self.rows
-            if all(_is_equal(row[column], value) for column, value in labels.items())
-        ]
+        matching_rows = [(line, row) for line, row in self.rows if _matches(row, labels)]
         if len(matching_rows) > 1:
             condition_text = ", ".join(f"{column}={value}" for column, value in labels.items())
             rows = f"{len(matching_rows)} rows of {self.name}"
@@ -121,17 +115,14 @@ class Lookup:
 
         column = re.sub(r"\{([^{}]+)\}", label, name)
         if column not in self.columns and "{" not in name:
-            raise SpecError(
-                f"{self.published.file}: there is no column '{column}' (the columns: {', '.join(self.columns)})"
-            )
+            raise self._no_column(column)
         return column
 
     def _flag(self, text: str, column: str) -> str:
         """A flag that names columns is about those alone; otherwise it is about the whole row."""
         named_columns = [c for c in self.columns if re.search(rf"(?<!\w){re.escape(c)}(?!\w)", text)]
-        if (
-            text.startswith("u2") and not named_columns
-        ):  # the underline of the transformers' tables is at the robust accuracy
+        # the underline of the transformers' tables is at the robust accuracy
+        if text.startswith("u2") and not named_columns:
             named_columns = [c for c in self.columns if "robust" in c]
         if not text or (named_columns and column not in named_columns):
             return ""
@@ -139,26 +130,13 @@ class Lookup:
         return text.replace("glitch:(", "printed as (")
 
 
-def _read_rows(file: Path) -> tuple[dict[int, dict[str, str]], list[str]]:
-    """(line -> its cells by column, the columns). SpecError: the file cannot be read."""
-    try:
-        with file.open(encoding="utf-8", newline="") as stream:
-            reader = csv.DictReader(stream)
-            numbered = ((reader.line_num, row) for row in reader)
-            rows = {line: {key: value or "" for key, value in row.items() if key is not None} for line, row in numbered}
-            return rows, list(reader.fieldnames or [])
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise SpecError(f"{file}: {getattr(error, 'strerror', None) or error}") from None
-
-
-def _is_equal(cell_text: str, text: str) -> bool:
-    """Whether two texts are equal, or are equal numbers: 1.0 is 1."""
-    if cell_text.strip() == text.strip():
-        return True
-    try:
-        return float(cell_text) == float(text)
-    except ValueError:
-        return False
+def _matches(row: Mapping[str, str], labels: Mapping[str, str]) -> bool:
+    """Whether the columns of a row have these texts, or the same numbers: 1.0 is 1."""
+    return all(
+        row[column].strip() == text.strip()
+        or (_number(text, 1.0) is not None and _number(row[column], 1.0) == _number(text, 1.0))
+        for column, text in labels.items()
+    )
 
 
 def _number(text: str, scale: float) -> float | None:

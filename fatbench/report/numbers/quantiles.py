@@ -21,6 +21,5 @@ def five(values: Sequence[float]) -> dict[str, float]:
         high = min(low + 1, len(ordered) - 1)
         return ordered[low] + (position - low) * (ordered[high] - ordered[low])
 
-    return dict(
-        zip(("least", "25 %", "median", "75 %", "largest"), map(quantile, (0, 0.25, 0.5, 0.75, 1)), strict=True)
-    )
+    names = ("least", "25 %", "median", "75 %", "largest")
+    return dict(zip(names, map(quantile, (0, 0.25, 0.5, 0.75, 1)), strict=True))

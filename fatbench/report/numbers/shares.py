@@ -86,10 +86,9 @@ def against(yes: int, n: int, line: float) -> Shares:
     """
     low, high = clopper_pearson(yes, n)
     tails = binomial_tail(yes, n, line), 1 - binomial_tail(yes + 1, n, line)
-    found = functools.partial(_found_above, n, line)
+
+    def found(alpha: float) -> float | None:
+        least = next((k for k in range(n + 1) if 2 * binomial_tail(k, n, line) <= alpha), None)
+        return None if least is None else float(betaincinv(least, n - least + 1, POWER)) - line
+
     return Shares(f"{yes} of {n}", yes / n - line, low - line, high - line, min(1.0, 2 * min(tails)), found)
-
-
-def _found_above(n: int, line: float, alpha: float) -> float | None:
-    least = next((k for k in range(n + 1) if 2 * binomial_tail(k, n, line) <= alpha), None)
-    return None if least is None else float(betaincinv(least, n - least + 1, POWER)) - line

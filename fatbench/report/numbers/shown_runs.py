@@ -65,9 +65,8 @@ def shown_plan(plan: Plan, store: Store, run_filter: str = "", whole_plan: Calla
             {cell.id: [evaluation.id for evaluation in cell.evaluations] for cell in [*cells, *plan.unique()]},
             run_filter,
         )
-    return replace(
-        plan, cells=[replace(cell, id=ids[cell.id]) if cell.id in ids else cell for cell in plan.cells], resolved=True
-    )
+    cells = [replace(cell, id=ids.get(cell.id, cell.id)) for cell in plan.cells]
+    return replace(plan, cells=cells, resolved=True)
 
 
 def chosen_runs(

@@ -47,10 +47,8 @@ Row = tuple[str, str, str, float | None]  # of the table `doubts`: stage, code, 
 def _rows(store: Store, ids: Sequence[str]) -> dict[str, list[Row]]:
     rows: dict[str, list[Row]] = {id: [] for id in ids}
     for (id, stage), reasons in doubts_of(ids, store).items():
-        value_by_key = {
-            (stage, doubt.code, doubt.against): None if math.isnan(doubt.value) else doubt.value for doubt in reasons
-        }
-        rows[id] += [(*key, value) for key, value in value_by_key.items()]
+        values = {(stage, one.code, one.against): None if math.isnan(one.value) else one.value for one in reasons}
+        rows[id] += [(*key, value) for key, value in values.items()]
     return rows
 
 

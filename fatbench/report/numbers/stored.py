@@ -211,9 +211,7 @@ def _other_attacks(
     sizes = {(cell, stage): n for cell, stage, n in fetch(store, first_chunks, OUTCOME_CHUNKS.c.cell, cells)}
     rows = fetch(store, sql(STAGES.c.cell, STAGES.c.stage, STAGES.c.record), STAGES.c.cell, cells)
     records = {(cell, stage): record for cell, stage, record in rows}
-    images = {
-        (number.cell, number.stage): number.n for number in numbers if number.cell in cells and number.is_accuracy
-    }
+    images = {(one.cell, one.stage): one.n for one in numbers if one.cell in cells and one.is_accuracy}
     for key, (evaluation, text) in examples.items():
         settings = json.loads(text)
         requested = json.loads(records[key]).get("requested")
@@ -224,9 +222,7 @@ def _other_attacks(
 
 def _without_images(numbers: Iterable[Number], bits_of: Outcomes, store: Store) -> dict[tuple[str, str], list[Doubt]]:
     """The doubts about accuracies without stored outcomes, also where so many images cannot give the value."""
-    unbacked = [
-        number for number in numbers if number.n and number.is_accuracy and not bits_of(number.cell, number.stage)[1]
-    ]
+    unbacked = [one for one in numbers if one.n and one.is_accuracy and not bits_of(one.cell, one.stage)[1]]
     of_clients = numbers_of({number.cell for number in unbacked}, store, EVALUATED & (NUMBERS.c.client >= 0))
     # an accuracy over several deployed models is a multiple of 1 / (models n)
     models = Counter((number.cell, number.stage, number.metric) for number in of_clients)
@@ -544,7 +540,6 @@ def _runs(
         run_ids = sql(NUMBERS.c.run).where(NUMBERS.c.stage == "train", NUMBERS.c.metric == "train_loss").distinct()
         used_runs = {row.run for row in fetch(store, run_ids, NUMBERS.c.cell, broken_runs)}
         for cell, attempts in broken_runs.items():
-            origins.setdefault((cell, "train"), {}).update(
-                {made_by: None for id, made_by in attempts if id in used_runs}
-            )
+            used = {made_by: None for id, made_by in attempts if id in used_runs}
+            origins.setdefault((cell, "train"), {}).update(used)
     return origins

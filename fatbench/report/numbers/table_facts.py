@@ -151,16 +151,6 @@ class Facts:
                 merged["cells"] |= cells
         return list(record_by_version.values())
 
-    def _plugin_notes(self) -> Iterable[tuple[str, str]]:
-        for record in self.plugins():
-            yield "plug-in", inputs.describe(record)
-            current = plugins.records(plugins.loaded(record["names"]))
-            if current and not inputs.same_functions([record], current):
-                cells = f"{len(record['cells'])} cell{'s' * (len(record['cells']) != 1)}"
-                text = f"the numbers of {cells} come from this version of {record['plugin']}; the file is now"
-                text += f" {inputs.describe(current[0])}; fatbench run ... --rerun changed computes them again"
-                yield "OLDER", text
-
     def notes(self, settings: str = "", words: Mapping[str, str] = MappingProxyType({})) -> Iterable[tuple[str, str]]:
         """The notes on provenance under a table; a fact that differs between its numbers is noted as mixed.
 
@@ -173,13 +163,19 @@ class Facts:
             return f"{len(values)} {plural}" if fact in mixed else next(iter(values), f"{plural[:-1]} unknown")
 
         yield "machine", f"{one_or_count('device', 'devices')}, {one_or_count('precision', 'precisions')}"
-        torch = (
-            f"; torch {', '.join(versions['torch'])}" if "torch" in versions and "torch version" not in mixed else ""
-        )
+        known = "torch" in versions and "torch version" not in mixed
+        torch = f"; torch {', '.join(versions['torch'])}" if known else ""
         yield "code", f"{one_or_count('code', 'commits')}{torch}"
         if reasons := self.values("not_reproducible"):
             yield "not reproducible bit for bit", "; ".join(reasons)
-        yield from self._plugin_notes()
+        for record in self.plugins():
+            yield "plug-in", inputs.describe(record)
+            current = plugins.records(plugins.loaded(record["names"]))
+            if current and not inputs.same_functions([record], current):
+                cells = f"{len(record['cells'])} cell{'s' * (len(record['cells']) != 1)}"
+                text = f"the numbers of {cells} come from this version of {record['plugin']}; the file is now"
+                text += f" {inputs.describe(current[0])}; fatbench run ... --rerun changed computes them again"
+                yield "OLDER", text
         if settings:
             yield "attacks", settings
         attacked = self.attacked_in
@@ -227,9 +223,8 @@ class Facts:
             **{f"{words.get(metric, metric)} test images of {dataset}": [*map(str, sizes)]
                for (dataset, metric), sizes in self.sizes.items()},
         }  # fmt: skip
-        return mixed_facts | {
-            name: ", ".join(dict.fromkeys(texts)) for name, texts in several.items() if len(texts) > 1
-        }
+        mixed_facts |= {name: ", ".join(dict.fromkeys(texts)) for name, texts in several.items() if len(texts) > 1}
+        return mixed_facts
 
 
 def _distinct(frame: DataFrame, by: str | list[str], column: str) -> dict[Any, list[Any]]:
@@ -264,10 +259,8 @@ def attacked_in(seeds: Iterable[int], precisions: Iterable[str]) -> str:
         seeds_by_precision.setdefault(precision, []).append(seed)
     if len(seeds_by_precision) == 1:
         return "" if "fp32" in seeds_by_precision else f"; attacked in {next(iter(seeds_by_precision))}"
-    phrases = (
-        f"{name} at seed{'s' * (len(seeds_of) > 1)} {seeds_text(seeds_of)}"
-        for name, seeds_of in seeds_by_precision.items()
-    )
+    of_seeds = seeds_by_precision.items()
+    phrases = (f"{name} at seed{'s' * (len(seeds) > 1)} {seeds_text(seeds)}" for name, seeds in of_seeds)
     return f"; attacked in {', '.join(phrases)}" if seeds_by_precision else ""
 
 

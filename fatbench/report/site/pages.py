@@ -166,9 +166,8 @@ def refuse_foreign(folder: Path, names: Iterable[str]) -> None:
     for name in names:
         file, sign = folder / name, SCRIPT_SIGN if name == SCRIPT else GENERATOR
         if file.is_file() and sign not in file.read_text(encoding="utf-8", errors="replace"):
-            raise SpecError(
-                f"{file} was not written by fatbench site and is kept: name another folder", option=f"o {folder}"
-            )
+            said = f"{file} was not written by fatbench site and is kept: name another folder"
+            raise SpecError(said, option=f"o {folder}")
 
 
 def boards_of(parts: Sequence[Part], store: Store, select: Checkpoint) -> list[Board]:

@@ -60,10 +60,8 @@ def sheets(
     shown. digits: decimals of percentages. images: one of IMAGES. SpecError: one field of a table holds points of the
     grid that differ in an axis that the table does not name.
     """
-    made = (
-        _sheet(plan, spread(table, plan), stored, published, evaluated, digits=digits, images=images)
-        for table in suite.tables
-    )
+    how: Any = {"digits": digits, "images": images}
+    made = (_sheet(plan, spread(table, plan), stored, published, evaluated, **how) for table in suite.tables)
     return [sheet for sheet in made if sheet is not None]
 
 
@@ -313,11 +311,7 @@ def _with_published(entries: DataFrame, plan: Plan, points: Points, lookup: Look
 
 def _chance_flag(cell: Cell, source: Source, published: float | None) -> str:
     """A flag for a published accuracy that a constant classifier of as many classes has at least; empty for others."""
-    attacks = [
-        evaluation.attack
-        for evaluation in cell.evaluations
-        if source.stage == "evaluation" and source.shows(evaluation)
-    ]
+    attacks = [one.attack for one in cell.evaluations if source.stage == "evaluation" and source.shows(one)]
     dataset = CATALOGUE.get(cell.spec["data"]["name"])
     if published is None or dataset is None or not dataset.classes:
         return ""
@@ -344,11 +338,8 @@ def _columns(points: Points, entries: DataFrame, percent_digits: int) -> list[Co
             metric += f" share from {' to '.join(*spec.share.values())}"
         if spec.worst:
             metric += f" worst of {', '.join(label for axis_labels in spec.worst.values() for label in axis_labels)}"
-        best = points.table.best[heading]
-        images = fewer.get(position, "")
-        columns.append(
-            Column(heading, source, metric, best, unit, digits, spec.where, spec.minus, spec.share, spec.worst, images)
-        )
+        shown = spec.where, spec.minus, spec.share, spec.worst, fewer.get(position, "")
+        columns.append(Column(heading, source, metric, points.table.best[heading], unit, digits, *shown))
     return columns
 
 
@@ -373,9 +364,7 @@ def _attacks(columns: Iterable[Column], cells_by_point: TablePoints) -> dict[str
     for column in columns:
         if column.source.stage == "train":
             continue
-        cells = [
-            cell for cells_by_heading in cells_by_point.values() for cell in cells_by_heading.get(column.heading, ())
-        ]
+        cells = [cell for by_heading in cells_by_point.values() for cell in by_heading.get(column.heading, ())]
         for evaluations in {id(cell.evaluations): cell.evaluations for cell in cells}.values():
             for evaluation in evaluations:
                 metric = evaluation.label if column.source.stage in OVER else column.source.metric
@@ -396,9 +385,8 @@ def _below_chance(cells: Sequence[Cell], stored: Stored) -> list[tuple[Cell, tup
     # a client's own model is for its own images
     of_each = [own if own and cost.deploys(cell.spec) > 1 else () for cell in cells]
     pairs = zip(cells, of_each, strict=True)
-    sources = [
-        Source.parse(next((e.label for e in cell.evaluations if e.label in of), "natural")) for cell, of in pairs
-    ]
+    labels = [next((e.label for e in cell.evaluations if e.label in of), "natural") for cell, of in pairs]
+    sources = [*map(Source.parse, labels)]
     asked = DataFrame({"cell": cells, "source": sources}, dtype=object)
     below: list[tuple[Cell, tuple[float, int, float]]] = []
     for natural in as_tuples(found(asked, stored)):

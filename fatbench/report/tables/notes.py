@@ -142,17 +142,15 @@ def notes(
     if any(value.rank or UNTESTED in value.marks for value in grid.all()):
         outside = any(value.rank for value in grid.all()) and any(UNTESTED in value.marks for value in grid.all())
         compared = "tested" if outside else "measured"
-        comparison_set = f"{compared} number of a {table.best_within}" + " under the same heading" * (
-            table.best_within == "row"
-        )
+        comparison_set = f"{compared} number of a {table.best_within}"
+        comparison_set += " under the same heading" * (table.best_within == "row")
         if grid.split and table.compare_across:
             comparison_set += f" on the same data that differs in {_enumeration(table.compare_across)} alone"
         elif grid.split:
             comparison_set += " with the same data, partition, clients, training objective and test attack"
-        nothing_bold = (
-            "" if any(value.rank == "best" for value in grid.all()) else "nothing is bold: no number is shown to be "
-        )
-        yield "marks", f"{nothing_bold or 'bold: '}significantly better than every other {comparison_set}"
+        bold = any(value.rank == "best" for value in grid.all())
+        begin = "bold: " if bold else "nothing is bold: no number is shown to be "
+        yield "marks", f"{begin}significantly better than every other {comparison_set}"
     values = list(grid.all())
     hopeless = sum(value.never for value in values)
     unmeasured = sum(value.planned and value.mean is None for value in values) - hopeless
@@ -161,10 +159,8 @@ def notes(
     if unmeasured:
         yield "missing", f"{unmeasured} of {planned} numbers have not been measured yet (--)"
     if hopeless:
-        yield (
-            "not there",
-            f"{hopeless} of {planned} numbers are neither evaluated nor logged in this preset ({number_format.NEVER})",
-        )
+        never = f"neither evaluated nor logged in this preset ({number_format.NEVER})"
+        yield "not there", f"{hopeless} of {planned} numbers are {never}"
     if partial:
         fewest = min(partial, key=lambda value: len(value.seeds))
         example = f"[{len(fewest.seeds)}/{fewest.wanted}] means {fewest.partial}"
@@ -226,9 +222,8 @@ def _at_chance(
     table: Table, cells: Sequence[Cell], cells_at_chance: Sequence[tuple[Cell, tuple[float, int, float]]]
 ) -> str:
     """The note on cells at chance, named by the labels in which the table's rows and groups differ."""
-    table_axes = dict.fromkeys(
-        (*table.rows, *table.across, *(axis for condition in table.conditions.values() for axis in condition))
-    )
+    in_headings = (axis for condition in table.conditions.values() for axis in condition)
+    table_axes = dict.fromkeys((*table.rows, *table.across, *in_headings))
     axes = [axis for axis in table_axes if len({cell.key.get(axis) for cell in cells}) > 1]
     accuracies: dict[str, dict[tuple[int, float], dict[int, float]]] = {}  # labels -> (images, chance) -> by seed
     chance = cells_at_chance[0][1][2]
@@ -337,9 +332,8 @@ def _brief(name: str, note: str, grid: Sheet) -> str:
     """A note in a few words; empty where the short form leaves it out."""
     if name == "MIXED":
         mixed = grid.facts.mixed(grid.words).items()
-        return "mixed: " + ", ".join(
-            f"{text.count('; ') + 1} {PLURAL[fact]}" if fact in PLURAL else fact for fact, text in mixed
-        )
+        counts = (f"{text.count('; ') + 1} {PLURAL[fact]}" if fact in PLURAL else fact for fact, text in mixed)
+        return f"mixed: {', '.join(counts)}"
     if name in ("seeds", "attack precision"):
         return f"{name} {note}"
     if name == "marks":
@@ -377,11 +371,7 @@ def _headings(pairs: Iterable[tuple[str, Column]], written: Callable[[str], str]
 
 def _shares(grid: Sheet) -> str:
     """The note on shares: the two labels between which each heading places its numbers."""
-    ways = (
-        (f"from {low} (0 %) to {high} (100 %)", column)
-        for column in grid.columns
-        for low, high in column.share.values()
-    )
+    ways = ((f"from {low} (0 %) to {high} (100 %)", one) for one in grid.columns for low, high in one.share.values())
     text = "; ".join(f"{', '.join(headings)}: {way}" for way, headings in _headings(ways).items())
     interval = any(value.interval for value in grid.all())
     return f"{text}, of means over the same seeds" + "; in brackets Fieller's 95 % interval over seeds" * interval
@@ -391,17 +381,14 @@ def _worst(grid: Sheet) -> str:
     """The note on worst cases: the labels over which each heading takes the least."""
     worst = ((", ".join(labels), column) for column in grid.columns for labels in column.worst.values())
     text = "; ".join(f"{_enumeration(names)}: the least over {labels}" for labels, names in _headings(worst).items())
-    return (
-        f"{text}, chosen on other seeds and images; in brackets its 95 % interval, which holds for all of them at once"
-    )
+    holds = "in brackets its 95 % interval, which holds for all of them at once"
+    return f"{text}, chosen on other seeds and images; {holds}"
 
 
 def _differences(grid: Sheet) -> str:
     """The note on differences: the baseline that each heading subtracts."""
-    baselines = (
-        (", ".join(f"{axis} {chosen[0]}" for axis, chosen in column.minus.items()), column) for column in grid.columns
-    )
-    by_baseline = _headings(baselines).items()
+    labels = [", ".join(f"{axis} {chosen[0]}" for axis, chosen in column.minus.items()) for column in grid.columns]
+    by_baseline = _headings(zip(labels, grid.columns, strict=True)).items()
     text = "; ".join(f"{', '.join(headings)}: minus {baseline}" for baseline, headings in by_baseline if baseline)
     interval = any(value.interval for value in grid.all())
     return f"{text}, seed by seed" + "; in brackets the 95 % interval of the mean, Student's t" * interval

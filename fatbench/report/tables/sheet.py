@@ -210,11 +210,8 @@ class Sheet:
     @property
     def words(self) -> dict[str, str]:
         """Metric -> its heading, as notes write it."""
-        return in_words(
-            (column.heading, column.source)
-            for column in self.columns
-            if not (column.minus or column.share or column.worst)
-        )
+        plain = (one for one in self.columns if not (one.minus or one.share or one.worst))
+        return in_words((one.heading, one.source) for one in plain)
 
     def only(self, rows: Sequence[Row], columns: Sequence[int]) -> Sheet:
         """The table with these rows and the columns at these positions, in this order."""
