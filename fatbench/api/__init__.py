@@ -21,7 +21,6 @@
     beside         a suite with a row of one's own
     deleting       which cells a deletion takes
     parts          data, partitions and aggregation for a user's own training loop
-    image_groups   test images of the same person, writer or video
     machine        this machine in facts
     asking         what these functions share
     lines          progress as lines of text

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fatbench import hub, whole_file
 from fatbench.api.asking import Plugins, Seeds, Where, cells_and_run, known_choice, names, plugged
-from fatbench.api.image_groups import labels_of
 from fatbench.api.views import existing_store, plan_read, trained_suites
 from fatbench.errors import NothingMatched, SpecError
 from fatbench.report import contrasts, pairs, sentences
@@ -21,6 +22,7 @@ from fatbench.store.opening import Db, cell_id, may_be_cell, opened, shown_datab
 from fatbench.suite import filters
 from fatbench.suite.cells import Plan
 from fatbench.suite.declared_contrasts import Tests
+from fatbench.suite.facts import first_images
 from fatbench.suite.files import Suite
 from fatbench.suite.folders import available
 from fatbench.suite.model import CHECKPOINTS
@@ -29,8 +31,11 @@ if TYPE_CHECKING:
     import pandas
     from numpy.typing import ArrayLike
 
-    from fatbench.api.image_groups import GroupsAsked
     from fatbench.store.selection import Checkpoint
+
+    GroupsAsked = str | Path | ArrayLike | None  # see `labels_of`; None: images are independent
+
+WRITERS = "writers"
 
 
 @dataclass(frozen=True)
@@ -266,3 +271,43 @@ def _is_results(side: str) -> bool:
         return True
     # not Path.is_file, which raises for a name too long for a file, such as a filter
     return os.path.isfile(whole_file.regular(Path(side)))
+
+
+# --- test images that are not independent: those of one person, writer or video ------------------------------------
+
+
+def labels_of(groups: GroupsAsked) -> Callable[[Mapping[str, Any]], ArrayLike] | None:
+    """A function: spec of a cell -> the group's label of each test image, in order. None: images are independent.
+
+    groups: "writers", those that the data set knows; a text file with a label a line; or the labels (images,).
+    SpecError: the file cannot be read, or the data set knows no writers.
+    """
+    if groups is None:
+        return None
+    if isinstance(groups, str) and groups == WRITERS:
+        return lambda spec: _writers(json.dumps(spec["data"]), first_images(spec)["data"])
+    labels = _read_labels(Path(groups)) if isinstance(groups, str | Path) else groups
+    return lambda spec: labels
+
+
+@functools.cache  # data is JSON: a cache needs hashable arguments
+def _writers(data: str, first_counts: tuple[int | None, int | None]) -> ArrayLike:
+    from fatbench import settings
+    from fatbench.data.own import load
+
+    dataset = load(json.loads(data), settings.data_folder(), first_counts)
+    if dataset.test_writers is None:
+        raise SpecError(f"data set '{dataset.name}' has no writer labels: give a file of them", option="groups")
+    return dataset.test_writers
+
+
+def _read_labels(file: Path) -> ArrayLike:
+    import numpy as np
+
+    try:
+        return np.array(file.read_text(encoding="utf-8-sig").splitlines())
+    except (OSError, UnicodeDecodeError) as error:
+        raise SpecError(
+            f"groups: expected '{WRITERS}' or a text file with a label a line, one for each test image, got '{file}':"
+            f" {getattr(error, 'strerror', None) or error}"
+        ) from None

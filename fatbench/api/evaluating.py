@@ -296,11 +296,8 @@ def _dataset(source: Any, model: Any, n: int | None) -> Any:
     data = own_objects.dataset(source, n, lambda x: _classes(model, x))
     if not isinstance(data, Dataset):
         raise SpecError(f"dataset: expected a name, (x, y), a Dataset or a DataLoader, got a {type(source).__name__}")
-    return registered.keep("Data", f"{_word(data.name)}_{data.fingerprint[:8]}", data)
-
-
-def _word(name: str) -> str:
-    return "".join(letter if letter.isalnum() else "_" for letter in name).strip("_") or "arrays"
+    word = "".join(letter if letter.isalnum() else "_" for letter in data.name).strip("_") or "arrays"
+    return registered.keep("Data", f"{word}_{data.fingerprint[:8]}", data)
 
 
 def _classes(model: Any, x: Any) -> int | None:

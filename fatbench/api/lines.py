@@ -89,7 +89,7 @@ class Lines:
             self.ticker.start()
 
     def _look(self) -> None:
-        display = _display()
+        display = sys.modules["IPython.display"].display if in_notebook() else None
         while not self.closed.wait(SCRIPT if display is None else NOTEBOOK):
             current_lines = list(self.current.values())
             if not current_lines or self.closed.is_set():
@@ -126,8 +126,3 @@ def in_notebook() -> bool:
     """Whether this runs in a notebook's kernel."""
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     return hasattr(shell, "kernel")
-
-
-def _display() -> Any:
-    """IPython's `display` function in a notebook, else None."""
-    return sys.modules["IPython.display"].display if in_notebook() else None

@@ -179,17 +179,11 @@ def _guarded() -> None:
         if frame.f_globals.get("__name__") == "__main__" and frame.f_code.co_name == "<module>":
             file, line = Path(frame.f_code.co_filename), frame.f_lineno
             tree = ast.parse(file.read_bytes() if file.is_file() else b"")  # none: typed at a prompt, or in a notebook
-            for node in tree.body:  # the statement of the script in which the call stands
-                if node.lineno <= line <= (node.end_lineno or line) and not _is_guard(node):
-                    raise SpecError(
-                        f'{file}:{line}: call fatbench under `if __name__ == "__main__":`, because worker '
-                        "processes import the script again"
-                    )
+            for node in tree.body:
+                if not node.lineno <= line <= (node.end_lineno or line):
+                    continue
+                condition = ast.walk(node.test) if isinstance(node, ast.If) else ()
+                if not any(isinstance(part, ast.Name) and part.id == "__name__" for part in condition):
+                    why = "because worker processes import the script again"
+                    raise SpecError(f'{file}:{line}: call fatbench under `if __name__ == "__main__":`, {why}')
         frame = frame.f_back
-
-
-def _is_guard(node: ast.stmt) -> bool:
-    """Whether a statement is an `if` about `__name__`."""
-    return isinstance(node, ast.If) and any(
-        isinstance(name_node, ast.Name) and name_node.id == "__name__" for name_node in ast.walk(node.test)
-    )

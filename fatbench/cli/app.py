@@ -168,19 +168,14 @@ def _without_passwords(text: str) -> str:
     return text
 
 
-def _refuse_bytes() -> None:
-    """SpecError: an argument is not text, so it is in no database and names no suite."""
-    for argument in sys.argv[1:]:
-        if any(0xD800 <= ord(letter) <= 0xDFFF for letter in argument):
-            raise SpecError(f"an argument is not UTF-8: {os.fsencode(argument)[:60]!r}")
-
-
 def main() -> None:
     """Entry point: run the command line, turn our errors into one message and the documented exit code."""
     logging.getLogger("fatbench").addHandler(logging.NullHandler())
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     try:
-        _refuse_bytes()
+        for argument in sys.argv[1:]:  # what is no text is in no database and names no suite
+            if any(0xD800 <= ord(letter) <= 0xDFFF for letter in argument):
+                raise SpecError(f"an argument is not UTF-8: {os.fsencode(argument)[:60]!r}")
         code = app(prog_name="fatbench", standalone_mode=False) or 0
         sys.stdout.flush()  # here, where it can be explained that a disk is full
         sys.exit(code)

@@ -70,7 +70,12 @@ def export(
         if targets:
             raise SpecError(f"--format sqlite copies the whole database: leave out {' '.join(targets)[:60]}")
         assert output is not None  # checked above
-        _copy(output)
+        from fatbench.store import cleanup
+        from fatbench.store.stages import Store
+
+        with Store.open(settings.database()) as copied:
+            size = cleanup.backup(copied, output)
+            print(f"{output}: {size / 1e6:.1f} MB, {copied.database.shown} as it was")
         return
     if format != "jsonl":
         _write_numbers(_numbers(targets or [], names, preset, where), format, output)
@@ -108,15 +113,6 @@ def _half_done(targets: list[str], preset: str | None, where: list[str] | None, 
         if output is not None:
             found.write(output)
             say_written(output)
-
-
-def _copy(output: Path) -> None:
-    from fatbench.store import cleanup
-    from fatbench.store.stages import Store
-
-    with Store.open(settings.database()) as store:
-        size = cleanup.backup(store, output)
-        print(f"{output}: {size / 1e6:.1f} MB, {store.database.shown} as it was")
 
 
 def _numbers(targets: list[str], names: list[str], preset: str | None, where: list[str] | None) -> pandas.DataFrame:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import functools
 import os
 import re
 import sys
@@ -158,10 +157,6 @@ def quietness() -> str:
 _said: dict[str, str] = {}
 
 
-def _said_of(argument: Any, ctx: Any) -> tuple[str, str]:
-    return argument.metavar, argument.help
-
-
 class Command(typer.core.TyperCommand):
     """A command that takes the program's options too, which its help does not list."""
 
@@ -170,7 +165,7 @@ class Command(typer.core.TyperCommand):
         own = {name for param in params for name in param.opts}
         for param in params:
             if param.param_type_name == "argument":
-                vars(param)["get_help_record"] = functools.partial(_said_of, param)
+                vars(param)["get_help_record"] = lambda ctx, param=param: (param.metavar, param.help)
         for param in root.params if root is not self else ():
             if param.name in GLOBALS and not own & set(param.opts):
                 param = copy.copy(param)
@@ -262,7 +257,8 @@ class Program(typer.core.TyperGroup):
         width = max(map(len, self.commands))
         for job, names in self.jobs.items():
             with formatter.section(job):
-                formatter.write_dl([(name.ljust(width), _first_sentence(self.commands[name].help)) for name in names])
+                helps = {name: " ".join((self.commands[name].help or "").split("\n\n")[0].split()) for name in names}
+                formatter.write_dl([(name.ljust(width), first) for name, first in helps.items()])
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
         with formatter.section("Words"):
@@ -281,7 +277,3 @@ class Program(typer.core.TyperGroup):
             hint = f" (did you mean 'fatbench {MEANT[word.lower()]}'?)" if word.lower() in MEANT else ""
             raise SpecError(f"no command is named '{word}'{hint or did_you_mean(word, self.list_commands(ctx))}")
         return super().resolve_command(ctx, args)
-
-
-def _first_sentence(text: str | None) -> str:
-    return " ".join((text or "").split("\n\n")[0].split())

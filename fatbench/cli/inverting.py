@@ -92,11 +92,9 @@ def invert(
     from fatbench.cli.evaluate import numbers
     from fatbench.runner import invert as inverting
 
-    given_labels = (
-        tuple(int(label_text) for label_text in (labels or "").split(",") if label_text.strip())
-        if _are_labels(labels)
-        else ()
-    )
+    if labels is not None and not re.fullmatch(r"\s*\d+\s*(,\s*\d+\s*)*", labels):
+        raise SpecError(f"expected whole numbers such as 3,1, got '{labels}'", option="labels")
+    given_labels = tuple(map(int, labels.split(","))) if labels is not None else ()
     count = images or len(given_labels)
     settings = {"epochs": 1, "batch": count, "momentum": 0.0, "weight_decay": 0.0, **local} if local else None
     preprocessing = {"mean": numbers("--mean", mean), "std": numbers("--std", std)}
@@ -182,12 +180,6 @@ def _local(pairs: list[str] | None) -> dict[str, Any]:
         if key == "momentum" and local[key] >= 1:
             raise SpecError(f"expected 0 to below 1, got '{value}'", option=f"set {path}")
     return local
-
-
-def _are_labels(labels: str | None) -> bool:
-    if labels is not None and not re.fullmatch(r"\s*\d+\s*(,\s*\d+\s*)*", labels):
-        raise SpecError(f"expected whole numbers such as 3,1, got '{labels}'", option="labels")
-    return True
 
 
 def _shape(text: str) -> tuple[int, int, int]:

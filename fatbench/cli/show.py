@@ -182,10 +182,8 @@ def plan(
         f" {_si_number(total.backward)} backward image passes (AutoAttack counted as if every image survived)"
     )
     if all(cost.parameters(cell.spec) is not None for cell in cells):
-        console.print(
-            f"{_bytes(total.bytes_up)} uploaded and {_bytes(total.bytes_down)} downloaded by the clients,"
-            f" {_bytes(total.disk)} of checkpoints on this disk"
-        )
+        up, down, disk = (_si_number(size, "B") for size in (total.bytes_up, total.bytes_down, total.disk))
+        console.print(f"{up} uploaded and {down} downloaded by the clients, {disk} of checkpoints on this disk")
     else:
         console.print(
             "bytes uploaded, downloaded and on this disk: unknown, a data set or model does not say its size"
@@ -241,18 +239,11 @@ def _how_long(cells: int, time: Estimate, gpu: str | None) -> str:
     return f"time left: about {duration(time.seconds)} on one worker{side}{done_text}{not_counted}{bound}"
 
 
-def _si_number(value: float) -> str:
-    for unit, size in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
+def _si_number(value: float, unit: str = "") -> str:
+    for prefix, size in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if value >= size:
-            return f"{value / size:.3g} {unit}"
-    return f"{value:.0f}"
-
-
-def _bytes(value: float) -> str:
-    for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if value >= size:
-            return f"{value / size:.3g} {unit}"
-    return f"{value:.0f} B"
+            return f"{value / size:.3g} {prefix}{unit}"
+    return f"{value:.0f} {unit}".rstrip()
 
 
 def status(plan: Plan, rows: Sequence[CellProgress]) -> None:
@@ -348,11 +339,11 @@ def cell(
     if hidden:
         console.print(f"{hidden} further numbers, of clients and earlier rounds: --format json", style="dim")
     for run in runs:
+        job = f" SLURM job {run['slurm_job']}," if run.get("slurm_job") else ""
+        commit = f"commit {(run['commit'] or 'unknown')[:12]}{' (modified)' if run['dirty'] else ''}"
         console.print(
-            f"run {run['id']}: {run['stage']} {run['status']}, {run['started']} on {run['host']},"
-            f"{_slurm(run)} {run['device']},"
-            f" {run['precision']}, {_path(run)}commit {(run['commit'] or 'unknown')[:12]}"
-            f"{' (modified)' if run['dirty'] else ''}"
+            f"run {run['id']}: {run['stage']} {run['status']}, {run['started']} on {run['host']},{job} {run['device']},"
+            f" {run['precision']}, {_path(run)}{commit}"
         )
     if "evaluated" not in spec and any((stage, row.status) == ("train", "done") for (_, stage), row in stages.items()):
         console.print(f"computes it again: {way_back(id.partition(SIGN)[0])}", soft_wrap=True)
@@ -367,10 +358,6 @@ def _attack_text(settings: Mapping[str, Any] | None) -> str:
     attack = dict(settings or {})
     code = attack.pop("implementation", "")
     return format_call.with_all_settings(attack) + f"; code: {code}" * bool(code) if attack else ""
-
-
-def _slurm(run: Mapping[str, Any]) -> str:
-    return f" SLURM job {run['slurm_job']}," if run.get("slurm_job") else ""
 
 
 def _path(run: Mapping[str, Any]) -> str:
@@ -456,7 +443,7 @@ def _location(row: Mapping[str, Any]) -> str:
     if row["state"] != "missing" or row["name"] not in (*catalogue.CATALOGUE, *weights.WEIGHTS):
         return str(row["where"] or "").replace(str(Path.home()), "~", 1)
     size = catalogue.CATALOGUE[row["name"]].download if row["name"] in catalogue.CATALOGUE else 0
-    return f"fatbench fetch {row['name']}" + (f" ({_bytes(size)})" if size else "")
+    return f"fatbench fetch {row['name']}" + (f" ({_si_number(size, 'B')})" if size else "")
 
 
 def models(rows: Sequence[Mapping[str, Any]]) -> None:

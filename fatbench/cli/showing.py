@@ -149,16 +149,8 @@ def _show_cell(cell: str, format: str) -> None:
                 {name: getattr(row, name) for name in ("stage", "status", "round", "total", "settings")}
                 for row in stages.values()
             ]
-            print_json(
-                {
-                    "cell": id,
-                    "spec": spec,
-                    "stages": of_stages,
-                    "numbers": number_rows,
-                    "runs": runs,
-                    "replicates": replicate_runs,
-                }
-            )
+            whole = {"cell": id, "spec": spec, "stages": of_stages, "numbers": number_rows, "runs": runs}
+            print_json({**whole, "replicates": replicate_runs})
             return
         last_round, earlier_count = store.last_trained(id)
         trained = stored.numbers_of([id], store, (NUMBERS.c.stage == "train") & (NUMBERS.c.round >= last_round))

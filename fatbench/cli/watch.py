@@ -172,7 +172,9 @@ class Watch:
         Labels are cut last, at their beginning, so that method and seed stand; numbers never.
         """
         cells_left = self.total - self.done - self.failed
-        speed = self._speed()
+        now = time.monotonic()
+        window = [(t, images) for t, images in self.recent if now - t < 60]
+        speed = sum(images for _, images in window) / max(now - window[0][0], 1.0) if window else 0.0
         counts = f"{self.done}/{self.total} cells"
         head_parts = [self.what, counts, *([f"{self.failed} failed"] if self.failed else []), f"{cells_left} left"]
         head_parts += [*filter(None, [self._time_left()])] + [f"{speed:,.0f} images/s"] * bool(speed)
@@ -224,13 +226,6 @@ class Watch:
         numbers = _numbers(*self.seen.get(event.cell, (None, None))).strip() if roomy else ""
         return (label, progress_text, pace, times, numbers)
 
-    def _speed(self) -> float:
-        current_time = time.monotonic()
-        window = [(t, images) for t, images in self.recent if current_time - t < 60]
-        return (
-            sum(images for _, images in window) / max(current_time - min(t for t, _ in window), 1.0) if window else 0.0
-        )
-
     def _time_left(self) -> str:
         """For the cells left at the pace of those that this run has done; unknown until one is, attacks included."""
         left = self.total - self.done - self.failed
@@ -262,11 +257,6 @@ def _numbers(loss: float | None, accuracy: float | None) -> str:
     number_texts = [] if loss is None else [f"loss {loss:.4g}"]
     number_texts += [] if accuracy is None else [f"accuracy {100 * accuracy:.1f} %"]
     return f" {', '.join(number_texts)}" if number_texts else ""
-
-
-def _bar(value: int, total: int, width: int = 10) -> str:
-    filled = int(width * value / total) if total else 0
-    return f"{'━' * filled}{'─' * (width - filled)} {value}/{total}"
 
 
 def _two_digits(number: float) -> str:
@@ -304,7 +294,10 @@ def watch_plan(name: str, plan_of: Callable[[Store | None], Plan], interval: flo
             with opened(None, create=True) as store:
                 plan = plan_of(store)
                 rows = progress.cells_of(plan, store)
-                time_left = None if store is None else _time_of_rest(plan, store)
+                time_left = None
+                if store is not None:  # at the speed of the machine that worked last
+                    speeds = durations.speeds(timing.timed_runs(store, everywhere=True))
+                    time_left = durations.estimate(plan.to_run(), speeds, progress.cells_left(plan, store))
             counts = progress.count(rows)
             states = ", ".join(f"{n} {state}" for state, n in counts.items())
             head = f"suite {plan.suite}, preset {plan.preset}: {states}"
@@ -325,19 +318,15 @@ def watch_plan(name: str, plan_of: Callable[[Store | None], Plan], interval: flo
             time.sleep(interval)
 
 
-def _time_of_rest(plan: Plan, store: Store) -> durations.Estimate:
-    """The time left of a plan, at the speed of the machine that worked last."""
-    speeds = durations.speeds(timing.timed_runs(store, everywhere=True))
-    return durations.estimate(plan.to_run(), speeds, progress.cells_left(plan, store))
-
-
 def _looked(head: str, running: Sequence[progress.CellProgress]) -> Table:
     """The counts, and a line for each cell that runs."""
     table = Table.grid(padding=(0, 2))
     for row in running:
         label = ", ".join([*row.cell.key.values(), f"seed {row.cell.spec['seed']}"])
         stages = f"{row.stages_done}/{row.stages} stages"
-        table.add_row(row.cell.id, label, _bar(row.round, row.total), stages)
+        filled = int(10 * row.round / row.total) if row.total else 0
+        rounds = f"{'━' * filled}{'─' * (10 - filled)} {row.round}/{row.total}"
+        table.add_row(row.cell.id, label, rounds, stages)
     grid = Table.grid()
     grid.add_row(Text(head, "bold"))
     grid.add_row(table)

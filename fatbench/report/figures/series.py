@@ -18,7 +18,7 @@ import numpy as np
 from pandas import DataFrame
 
 from fatbench.errors import SpecError
-from fatbench.report.numbers import quantiles, table_facts
+from fatbench.report.numbers import table_facts
 from fatbench.report.numbers.doubts import Doubt, with_seeds
 from fatbench.report.numbers.long import found
 from fatbench.report.numbers.points import baselines, check_figure, point_key, points_of_figure, spread, sweeps
@@ -269,15 +269,36 @@ def _lines(line: Line, rows: Sequence[Row]) -> Iterable[Line]:
     if line.source.client == RANGE:
         ranges = {at: max(values) - min(values) for at, values in of_all.items()}
         yield _with_points(line, ((*at[:2], value, at[2]) for at, value in ranges.items()))
-    elif len(by_client) < quantiles.MANY:
+    elif len(by_client) < MANY:
         for client, of_client in sorted(by_client.items()):
             yield _with_points(replace(line, index=client), of_client)
     else:
-        five = {at: quantiles.five(values) for at, values in of_all.items()}
-        for name in quantiles.five([0.0]):
+        five = {at: quantiles(values) for at, values in of_all.items()}
+        for name in quantiles([0.0]):
             heading = f"{line.heading}, {name} of {len(by_client):,} clients"
             of_name = replace(line, heading=heading, source=replace(line.source, client=-1))
             yield _with_points(of_name, ((*at[:2], values[name], at[2]) for at, values in five.items()))
+
+
+MANY = 50  # clients from which they are not shown one by one
+
+
+def quantiles(values: Sequence[float]) -> dict[str, float]:
+    """The name of each quantile -> its value, interpolated linearly between two of at least one.
+
+    >>> quantiles([4.0, 0.0, 1.0, 2.0, 3.0])
+    {'least': 0.0, '25 %': 1.0, 'median': 2.0, '75 %': 3.0, 'largest': 4.0}
+    """
+    ordered = sorted(values)
+
+    def quantile(fraction: float) -> float:
+        position = fraction * (len(ordered) - 1)
+        low = int(position)
+        high = min(low + 1, len(ordered) - 1)
+        return ordered[low] + (position - low) * (ordered[high] - ordered[low])
+
+    names = ("least", "25 %", "median", "75 %", "largest")
+    return dict(zip(names, map(quantile, (0, 0.25, 0.5, 0.75, 1)), strict=True))
 
 
 def _with_points(line: Line, rows: Iterable[tuple[Any, ...]]) -> Line:

@@ -12,5 +12,4 @@ table_facts   what produced the numbers of a table
 statistics    tests of significance and intervals
 shares        tests of a yes or no of each client
 worst_case    the least accuracy over adversaries, with its interval
-quantiles     quartiles over clients
 """

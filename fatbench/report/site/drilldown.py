@@ -77,9 +77,9 @@ def filled(points: Sequence[Point], store: Store, files: Path | None, images: Im
         specs, others = store.cells(ids), replicates.by_cell(store.database, ids)
         runs = [run for run in store.runs(ids) if not run.get("dropped")]
         stored = [
-            _by_cell(runs, lambda run: run["cell"]),
-            _by_cell((row for _, row in sorted(store.stages(ids).items())), lambda row: row.cell),
-            _by_cell(numbers_of(ids, store, OVERALL), lambda number: number.cell),
+            grouped((run["cell"], run) for run in runs),
+            grouped((row.cell, row) for _, row in sorted(store.stages(ids).items())),
+            grouped((number.cell, number) for number in numbers_of(ids, store, OVERALL)),
         ]
         for point in points[offset : offset + AT_ONCE]:
             seeds = {cell: int(specs[cell].get("seed") or 0) for cell in point["cells"] if cell in specs}
@@ -93,11 +93,12 @@ def filled(points: Sequence[Point], store: Store, files: Path | None, images: Im
     return found
 
 
-def _by_cell(rows: Iterable[Any], cell_of: Any) -> dict[str, list[Any]]:
-    by_cell: dict[str, list[Any]] = {}
-    for row in rows:
-        by_cell.setdefault(cell_of(row), []).append(row)
-    return by_cell
+def grouped(pairs: Iterable[tuple[str, Any]]) -> dict[str, list[Any]]:
+    """Key -> its values, in order."""
+    groups: dict[str, list[Any]] = {}
+    for key, value in pairs:
+        groups.setdefault(key, []).append(value)
+    return groups
 
 
 def _facts(
@@ -122,8 +123,12 @@ def _facts(
     origins: dict[str, dict[str, None]] = {}
     for fact, text in (one for run in runs for one in _origin(run).items()):
         origins.setdefault(fact, {}).update(dict.fromkeys([text] if text else []))
+    # the state of a cell is that of its first stage that is not done
+    state_of = {
+        id: next((one for one in of if one != "done"), "done" if of else "not run") for id, of in states.items()
+    }
     return {
-        "seeds": [(seed, cell, _state(states[cell])) for cell, seed in seeds.items()],
+        "seeds": [(seed, cell, state_of[cell]) for cell, seed in seeds.items()],
         "settings": [*format_call.of_cell(spec), *attacks.values()],
         "evaluations": [(parsed(stage), by_cell) for (_, _, stage), by_cell in sorted(by_stage.items())],
         "rounds": int((spec.get("algorithm") or {}).get("rounds") or 0),
@@ -134,11 +139,6 @@ def _facts(
         "errors": [(row, seeds[row.cell]) for row in stages if row.status == "failed" and row.error],
         "failed": [cell for cell, of_cell in states.items() if "failed" in of_cell],
     }
-
-
-def _state(states: Sequence[str]) -> str:
-    """The state of a cell: that of its first stage that is not done."""
-    return next((state for state in states if state != "done"), "done" if states else "not run")
 
 
 def stage_text(stage: str) -> str:

@@ -259,12 +259,9 @@ def _paired_tests(paired: Sequence[tuple[Column, Difference]]) -> Iterable[tuple
         assert test is not None  # a table has no others
         mean, std = number_format.signed(test.mean, column), number_format.number(test.std, column)
         contrast = f"{one.row + ': ' if one.row else ''}{one.name}, {column.heading}"
-        t_test, wilcoxon = (_p(p) for p in (test.t_p, test.wilcoxon_p))
+        equal = "undefined: all differences are equal"
+        t_test, wilcoxon = (equal if p is None else p_equals(p) for p in (test.t_p, test.wilcoxon_p))
         yield "paired", f"{contrast}: {mean} ± {std}{unit}, n = {len(one.seeds)}, t test {t_test}, Wilcoxon {wilcoxon}"
-
-
-def _p(value: float | None) -> str:
-    return "undefined: all differences are equal" if value is None else p_equals(value)
 
 
 LEVELS = ("full", "short", "none")

@@ -74,12 +74,12 @@ def _texts(entry: Entry, column: Column) -> tuple[Any, ...]:
     is_partial = mean is not None and len(entry.seeds) < entry.wanted
     paper_number = "" if paper is None else format_value(paper, column)
     paper_number += f" to {format_value(most, column)}" if paper_number and most is not None else ""
-    paper_spread = _spread(entry.published_std, column)
+    paper_spread, spread = _spread(entry.published_std, column), _spread(entry.std, column)
+    if column.minus or column.share or column.worst:
+        spread = f"({' to '.join(format_value(end, column) for end in entry.interval)})" if entry.interval else ""
     return (
         measured,
-        _interval(entry.interval, column)
-        if column.minus or column.share or column.worst
-        else _spread(entry.std, column),
+        spread,
         f"[{len(entry.seeds)}/{entry.wanted}]" if is_partial else "",
         f"{len(entry.seeds)} of {entry.wanted} seeds" if is_partial else "",
         paper_number,
@@ -93,11 +93,6 @@ def _texts(entry: Entry, column: Column) -> tuple[Any, ...]:
 
 def _spread(std: float | None, column: Column) -> str:
     return "" if std is None else f"±{number(std, column)}"
-
-
-def _interval(interval: tuple[float, float] | None, column: Column) -> str:
-    format_end = signed if column.minus else number
-    return "" if interval is None else f"({format_end(interval[0], column)} to {format_end(interval[1], column)})"
 
 
 def decimals(means: Iterable[float | None], spreads: Iterable[float | None]) -> int:
