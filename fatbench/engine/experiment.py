@@ -118,11 +118,7 @@ def experiment(
             *measures.training(result, ready.problem),
             *measures.metric_numbers(count, result.metrics),
             *measures.metric_numbers(count, result.mixing.metrics if result.mixing else {}),
-            Number("gradient_steps", result.cost.gradient_steps, count),
-            Number("forward", result.cost.forward, count),
-            Number("backward", result.cost.backward, count),
-            Number("bytes_up", result.cost.bytes_up, count),
-            Number("bytes_down", result.cost.bytes_down, count),
+            *(Number(name, spent, count) for name, spent in vars(result.cost).items()),
             Number("seconds", seconds, count),
         ]
         if count == 1:

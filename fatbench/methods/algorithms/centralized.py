@@ -37,14 +37,8 @@ def centralized(
             update, moments_kept = _train_with_moments(problem, state, t, local_t)
             updates, server = [update], {"moments": moments_kept}
         next_state = replace(state, round=t + 1, model=updates[0].model, server=server)
-        yield Round(
-            t,
-            state.model,
-            updates,
-            Mixing([1.0]),
-            next_state,
-            replace(cost(updates, local_t, state.model), bytes_up=0, bytes_down=0),
-        )
+        spent = replace(cost(updates, local_t, state.model), bytes_up=0, bytes_down=0)
+        yield Round(t, state.model, updates, Mixing([1.0]), next_state, spent)
         del updates  # frees the memory before the next round needs as much
         state = next_state
 

@@ -93,15 +93,8 @@ def _validate(
 
     The state holds "least", the least loss so far, and "passed", the rounds passed when it was last not undercut.
     """
-    validation_indices = torch.cat(validation_shards)
-    _, loss = accuracy(
-        problem,
-        model,
-        problem.images[validation_indices],
-        problem.labels[validation_indices],
-        natural,
-        ("validators", t),
-    )
+    held = torch.cat(validation_shards)
+    _, loss = accuracy(problem, model, problem.images[held], problem.labels[held], natural, ("validators", t))
     least_loss = float(validation_state.get("least", math.inf))
     rate_divisor = float(validation_state.get("passed", 1.0)) if loss < least_loss else t + 1.0
     return loss, {

@@ -70,16 +70,9 @@ def keeps_at_home(
         own = {k: state.clients[k][part] for k in state.clients}
         context = Context(t, rounds, problem, state.model, state.server.get("aggregator", {}), local_t.lr)
         updates = train_cohort(
-            problem,
-            state.model,
-            cohort,
-            t,
-            local_t,
-            aggregator=aggregator,
-            tensors_by_client=own,
+            problem, state.model, cohort, t, local_t, aggregator=aggregator, context=context, tensors_by_client=own,
             sent=dict.fromkeys(cohort, shared),
-            context=context,
-        )
+        )  # fmt: skip
         mixing = aggregate(aggregator, updates, context)
         own |= {update.client: {name: update.model[name] for name in names} for update in updates}
         next_state = State(

@@ -79,14 +79,8 @@ def fedgate(
             server={"aggregator": mixing.memory},
             clients={**state.clients, **new_deltas},
         )
-        yield Round(
-            t,
-            state.model,
-            updates,
-            mixing,
-            next_state,
-            cost(updates, local_t, state.model, models_up=1, models_down=models_down),
-        )
+        spent = cost(updates, local_t, state.model, models_down=models_down)
+        yield Round(t, state.model, updates, mixing, next_state, spent)
         del updates, mixing, mean, shift  # frees the memory before the next round needs as much
         state = next_state
 

@@ -57,12 +57,7 @@ def fednova(
             problem, state.model, cohort, t, local_t, aggregator=aggregator, context=context, server=server
         )
         mixing = normalised(updates, aggregate(aggregator, updates, context), local_t)
-        next_state = replace(
-            state,
-            round=t + 1,
-            model=mix(updates, mixing, state.model, problem.model),
-            server={"aggregator": mixing.memory},
-        )
+        next_state = State(t + 1, mix(updates, mixing, state.model, problem.model), {"aggregator": mixing.memory})
         yield Round(t, state.model, updates, mixing, next_state, cost(updates, local_t, state.model))
         del updates, mixing  # frees the memory before the next round needs as much
         state = next_state

@@ -65,17 +65,9 @@ def fedrbn(
         norm_by_client = {k: state.clients[k]["normalisation"] for k in state.clients}
         context = Context(t, rounds, problem, state.model, state.server.get("aggregator", {}), local_t.lr)
         updates = train_cohort(
-            problem,
-            state.model,
-            cohort,
-            t,
-            local_t,
-            aggregator=aggregator,
-            tensors_by_client=norm_by_client,
-            locals=locals,
-            sent=dict.fromkeys(cohort, shared),
-            context=context,
-        )
+            problem, state.model, cohort, t, local_t, aggregator=aggregator, context=context, locals=locals,
+            tensors_by_client=norm_by_client, sent=dict.fromkeys(cohort, shared),
+        )  # fmt: skip
         mixing = aggregate(aggregator, updates, context)
         norm_by_client |= {update.client: {name: update.model[name] for name in names} for update in updates}
         # clients that pause keep theirs, and are sources and receivers with it
