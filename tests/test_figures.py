@@ -760,6 +760,7 @@ def test_plot_from_the_command_line(drawn: Suite, run: Callable[..., tuple[int, 
     )
 
 
+@pytest.mark.nightly
 def test_show_what_a_round_kept(drawn: Suite, run: Callable[..., tuple[int, str, str]]) -> None:
     plan = drawn.plan()
     with Store.open("results/fatbench.db", create=True) as store:
@@ -792,6 +793,7 @@ def test_show_what_a_round_kept(drawn: Suite, run: Callable[..., tuple[int, str,
     assert len(re.findall("data:image/png;base64,", page)) == 4  # two of the cell, two of the figures of them
 
 
+@pytest.mark.nightly
 def test_reports_and_data_of_figures_import_neither_torch_nor_matplotlib(drawn: Suite) -> None:
     code = (
         "import sys\n"

@@ -79,6 +79,7 @@ def server() -> Iterator[tuple[type[Hub], str]]:
         served.shutdown()
 
 
+@pytest.mark.nightly
 def test_results_go_to_the_hub_and_come_back(server: tuple[type[Hub], str], tmp_path: Path) -> None:
     handler, address = server
     head, *cells = result_files.lines(RESULTS / "sfat-fashion-cpu.jsonl.xz")

@@ -180,6 +180,7 @@ def test_a_folder_is_no_dash_pipe_or_file(
     assert sorted(os.listdir()) == ["file", "pipe"] and stat.S_ISFIFO(Path("pipe").stat().st_mode)
 
 
+@pytest.mark.nightly
 def test_results_are_read_from_stdin_and_from_a_pipe(run: Run, db: str, tmp_path: Path) -> None:
     """`import` reads each file twice, `compare` and `site` look into it first."""
     exported = as_file(run, ["export", "--db", db], tmp_path)

@@ -260,6 +260,7 @@ def test_a_curve_is_thinned_to_its_ends() -> None:
     assert (len(thin), thin[0], thin[-1]) == (drilldown.MOST, 1, 1000)
 
 
+@pytest.mark.nightly
 def test_images_that_would_make_the_page_too_large_are_left_out_and_named(
     hostile: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -294,6 +295,7 @@ def test_a_mistake_is_one_line_and_nothing_is_written(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.nightly
 def test_results_of_a_suite_that_is_not_here_are_named_and_one_of_this_folder_is_found(
     hostile: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
@@ -310,6 +312,7 @@ def test_results_of_a_suite_that_is_not_here_are_named_and_one_of_this_folder_is
     assert capsys.readouterr().out.split() == [str(tmp_path / file) for file in written]
 
 
+@pytest.mark.nightly
 def test_pages_are_written_again_while_cells_run_and_the_index_is_opened_once(
     hostile: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
@@ -612,6 +615,7 @@ def test_a_leaderboard_has_the_difference_of_each_row_that_compare_finds(site: P
     assert (zero - low) / (high - zero) == pytest.approx(-numbers[2] / numbers[3], rel=0.02)
 
 
+@pytest.mark.nightly
 def test_a_privacy_board_has_the_strongest_attacker_of_each_defence_and_explains_its_words(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -201,6 +201,7 @@ def test_what_was_registered_stays_and_keeps_its_name(cache: Path) -> None:
         source_files.forget(file)
 
 
+@pytest.mark.nightly
 def test_calls_side_by_side_do_not_take_each_others_functions(cache: Path) -> None:
     """The same arrays in four threads, and functions of one name that differ."""
     together = threading.Barrier(4, timeout=120)

@@ -81,7 +81,7 @@ def of_nobody(shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     ("closed", "reason"),
     [
         ("x-files", "x-files belongs to nobody"),
-        ("x-files/bbbbbbbbbbbb", "x-files/bbbbbbbbbbbb belongs to nobody"),
+        pytest.param("x-files/bbbbbbbbbbbb", "x-files/bbbbbbbbbbbb belongs to nobody", marks=pytest.mark.nightly),
         ("x-files/bbbbbbbbbbbb/artifacts", "x-files/bbbbbbbbbbbb/artifacts belongs to nobody"),
         ("sticky", "x-files/aaaaaaaaaaaa belongs to nobody"),
     ],
@@ -224,7 +224,7 @@ def test_a_message_names_its_file_once(shared: Path, monkeypatch: pytest.MonkeyP
 # --- asking -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("command", [("delete", A), ("delete", "--unused")])
+@pytest.mark.parametrize("command", [pytest.param(("delete", A), marks=pytest.mark.nightly), ("delete", "--unused")])
 def test_a_terminal_is_asked(command: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No, an end of input, yes; --yes asks nobody, and so does a script."""
     monkeypatch.chdir(tmp_path)

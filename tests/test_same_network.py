@@ -80,9 +80,15 @@ def stored(db: Path) -> dict[str, list[str]]:
 
 
 @pytest.mark.parametrize(
-    "other", [hooked, shifted, Negated, rewired, lambda: Body(lambda logits: logits.roll(1, 1))],
-    ids=["hook", "buffer", "base class", "forward", "closure"],
-)  # fmt: skip
+    "other",
+    [
+        pytest.param(hooked, id="hook", marks=pytest.mark.nightly),
+        pytest.param(shifted, id="buffer", marks=pytest.mark.nightly),
+        pytest.param(Negated, id="base class", marks=pytest.mark.nightly),
+        pytest.param(rewired, id="forward"),
+        pytest.param(lambda: Body(lambda logits: logits.roll(1, 1)), id="closure"),
+    ],
+)
 def test_another_network_with_the_same_state_has_numbers_of_its_own(tmp_path: Path, other) -> None:
     db = tmp_path / "a.db"
     truth = evaluated(other(), None)

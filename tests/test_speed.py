@@ -300,6 +300,7 @@ json.dump(sorted((repr(key), repr(value)) for key, value in found.items()), sys.
 """
 
 
+@pytest.mark.nightly
 def test_entries_answer_without_torch_as_with_it() -> None:
     """What every table states, and the cost of every cell of every suite."""
     without, with_torch = (
@@ -318,6 +319,7 @@ def test_an_entry_that_computes_with_tensors_is_found_without_torch() -> None:
             wrong(torch)
 
 
+@pytest.mark.nightly
 def test_what_only_plans_needs_no_torch(tmp_path: Path) -> None:
     for command in (["plan", "sfat-fashion"], ["check", "sfat-fashion"], ["show", "sfat-fashion"],
                     ["run", "sfat-fashion", "-n"]):  # fmt: skip
@@ -346,6 +348,7 @@ def test_the_script_that_a_worker_reads_anew_imports_no_command_line() -> None:
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
 
 
+@pytest.mark.nightly
 def test_a_table_needs_no_library_of_figures_or_pages(tmp_path: Path) -> None:
     """`report` of one suite within 1.0 s: most of it is SQLAlchemy's import; torch's alone would be two seconds."""
     with Store.open(str(tmp_path / "fatbench.db"), create=True) as store:

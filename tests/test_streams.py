@@ -35,7 +35,12 @@ def ended(streams: str, *arguments: str) -> tuple[int, str, str]:
     return done.returncode, done.stdout, done.stderr
 
 
-@pytest.mark.parametrize("streams", [">&-", "2>&-", "<&- >&- 2>&-", "2> /dev/full"])
+NIGHTLY = pytest.mark.nightly
+
+
+@pytest.mark.parametrize(
+    "streams", [pytest.param(">&-", marks=NIGHTLY), pytest.param("2>&-", marks=NIGHTLY), "<&- >&- 2>&-", "2> /dev/full"]
+)
 def test_what_is_closed_takes_nothing_and_stops_nothing(place: Path, streams: str) -> None:
     """A command that prints, one that writes a file, and one that refuses; also the database is only SQLite's."""
     before = (place / "base.db").read_bytes()
@@ -70,6 +75,7 @@ def test_a_reader_that_is_gone_ends_the_command(place: Path) -> None:
     assert done.stderr == "" and done.stdout.split()[-1] in ("141", "0")  # 0: all of it was in the pipe
 
 
+@pytest.mark.nightly
 def test_a_run_whose_terminal_is_closed_keeps_its_rounds(place: Path) -> None:
     """The shell says so and the system says so: the second is no word to stop at once. Its messages go nowhere."""
     (place / "long.yaml").write_text(fuzzing.SUITE.replace("rounds: 2", "rounds: 5000"))

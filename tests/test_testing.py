@@ -19,8 +19,19 @@ from fatbench.suite import signatures
 ELSEWHERE = {"test_images_of_cifar10", "points_in_the_plane", "imprint_manipulation"}
 # Of the networks those that are not of many millions.
 NETWORKS = {*testing.SMALL, "mcmahan_cnn", "leaf_cnn"}
+# Seconds each: what searches a grid, and what others of its kind share.
+LONG = {
+    "optimal_alie",
+    "optimal_ipm",
+    "fang_krum",
+    "min_sum",
+    "mimic_fixed",
+    "feature_flip",
+    "feature_noise",
+    "feature_swap",
+}
 MEMBERS = [
-    (kind, name)
+    pytest.param(kind, name, marks=[pytest.mark.nightly] * (name in LONG))
     for kind in testing.PROPERTIES
     for name in signatures.names(kind)
     if not ELSEWHERE & members.refusals(kind, name) and (kind != "Model" or name in NETWORKS)
@@ -252,7 +263,7 @@ def test_a_fresh_process_that_ends_is_said(plugin: Callable[[str], Path], monkey
 
 def test_ours_are_the_same_in_a_fresh_process_after_another_cell(forked: None) -> None:
     quick = ("Aggregator", "Augment", "Proximal")
-    assert testing._differences_in_a_fresh_process([one for one in MEMBERS if one[0] in quick]) == {}
+    assert testing._differences_in_a_fresh_process([one.values for one in MEMBERS if one.values[0] in quick]) == {}
 
 
 OWN_NETWORK = """
