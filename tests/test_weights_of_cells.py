@@ -174,6 +174,7 @@ def test_a_damaged_or_missing_model_is_never_used(place: Path) -> None:
             r"cannot start from its own weights: second \(rate again, head CLS\) -> second \(rate again, head CLS\)",
         ),
         ("base:\n  model: {", "base:\n  model: {dim: 16, ", "has another network: its dim is 8, that of this cell 16"),
+        ("{model: {weights: null}}", "{model: {lora: 2, weights: null}}", r"trained changes of low rank \(lora: 2\)"),
         ("base:\n", "base:\n  data: {name: cifar10}\n", "trained on images of 1 channels, this cell has 3"),
         ("base:\n", "base:\n  partition: {clients: 4}\n  train: 1\n", r"4 clients, but only 1"),
     ],

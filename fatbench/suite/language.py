@@ -460,11 +460,16 @@ def _demand_same_network(origin_cell: Cell, spec: Mapping[str, Any], location: s
     origin = f"{weights.CELL}{origin_cell.id}"
     for key in next(keys[:-1] for keys, text in weights.of_models(own_model) if text == origin):  # in a network in it
         own_model = own_model[key]
+    if origin_model.get("lora"):
+        raise SpecError(
+            f"{location}: model: weights: cell {origin_cell.id} of '{origin_cell.suite}' trained changes of low rank"
+            f" (lora: {origin_model['lora']}), which no other network takes: name a cell without lora"
+        )
     for key in dict.fromkeys([*origin_model, *own_model]):
         # a head of another kind or width starts at random
         if key in ("weights", "head") or key.startswith("head_") or origin_model.get(key) == own_model.get(key):
             continue
-        if key == "lora" and origin_model.get(key) is None:  # changes begin at 0 beside the weights
+        if key == "lora" and not origin_model.get(key):  # changes begin at 0 beside the weights
             continue
         raise SpecError(
             f"{location}: model: weights: cell {origin_cell.id} of '{origin_cell.suite}'"
