@@ -223,7 +223,7 @@ def test_a_suite_is_quoted_with_one_sentence(
     said = sentences.finding(found)
     grids = report.build_tables(suite, plan, store)
     assert said in dict(grids[0].notes)["finding"]
-    (tests,) = [tests for tests in suite.tests if tests.headline]
+    (tests,) = [tests for tests in suite.tests if contrasts.quoted(tests, [found])]
     assert said in sentences.family(contrasts.family(tests, plan, of), tests, plan, "last")
     assert said in {board.sentence for board in leaderboards.boards([(suite, plan)], grids, store, "last")}
     index = (RESULTS / "README.md").read_text(encoding="utf-8").splitlines()
