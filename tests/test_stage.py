@@ -183,11 +183,13 @@ def test_an_emptied_attack_keeps_its_settings_and_nothing_else(machine: Machine,
     at, settings = NATURAL.stage(3), {"name": "natural", "implementation": f"fatbench {__version__}"}
     run = stage.claim(turn(store), at, machine, 8, NATURAL)
     assert run is not None
-    attacking._discard_results(turn(store), at, machine, NATURAL)  # this run is alive: not to be had
+    assert stage.claim(turn(store), at, machine, 0, NATURAL, fresh=True) is None  # this run is alive
     assert store.stages()[JOB.cell, at].run == run
     store.commit(run, round=8, outcomes=(0, 8, b"x"), record={"model": "m"})
     store.finish(run, [Number("natural", 0.5, 3, 8)])
-    attacking._discard_results(turn(store), at, machine, NATURAL)
+    emptied = stage.claim(turn(store), at, machine, 0, NATURAL, fresh=True)
+    assert emptied is not None
+    store.release(emptied)
     row = store.stages()[JOB.cell, at]
     assert (row.status, row.round, row.record, row.settings) == ("interrupted", 0, {}, settings)
     assert store.outcomes(JOB.cell, at) == store.measurements() == []
