@@ -720,6 +720,7 @@ def test_nothing_is_best_without_a_declared_comparison_and_each_preset_has_its_p
     index = Path("mine/index.html").read_text()
     orders = re.findall(r'data-head="best first"><span>(.*?)</span>', index)
     assert len(orders) == 2 and "<b>" not in "".join(orders)  # without a declared comparison
+    assert re.findall(r'scope="rowgroup" colspan="5">(.*?)<', index) == ["not compared"]
     page = Path("mine/few.html").read_text()
     board = re.search(r'<section class="board".*?</section>', page, re.DOTALL)[0]  # type: ignore[index]
     assert re.findall(r'class="stub name">(.*?)<', board) == ["FedAvg", "other", "broken"]

@@ -231,7 +231,8 @@ def _attack(stage: _Stage, turn: Turn, loaded: _Loaded, run: int, machine: Machi
         store.restart(run)  # the stored outcomes belong to another model
     # of these the stage's name has the hash alone
     record["requested"] = {"n": evaluation.n, "batch": evaluation.batch}
-    record["requested"] |= {"added": True} if evaluation.added else {}
+    if evaluation.added:
+        record["requested"]["added"] = True
     total = sum(len(labels) for *_, labels in parts)
     demand_same_inputs(turn, run, stage.name, ready.data)
     provenance: dict[str, Any] = {**ready.data, "attack": implementation(evaluation.attack["name"])}

@@ -106,7 +106,7 @@ def normalisation(model: nn.Module) -> list[str]:
 
 
 def mean_of_clients(own: Mapping[int, Tensors]) -> Tensors:
-    """The batch normalisation of a client that never trains: the mean of the others'."""
+    """The tensors of a client that never trains: the mean of what the others keep."""
     stacked = {name: torch.stack([own[k][name] for k in sorted(own)]) for name in next(iter(own.values()))}
     return {name: values.double().mean(0).to(values.dtype) for name, values in stacked.items()}
 

@@ -51,7 +51,8 @@ SCRIPT = "fatbench.js"
 SCRIPT_SIGN = "fatbench-theme"  # in every version of that script
 GENERATOR = '<meta name="generator" content="fatbench">'  # in every page that this program has written
 IMAGES = 2_500_000  # characters of images on a page
-GROUPS = ("differences found", "no difference shown", "too few seeds, or no better than chance", "gradient inversion")
+GROUPS = ("differences found", "no difference shown", "too few seeds, or no better than chance", "gradient inversion",
+          "not compared")  # fmt: skip
 REACH = 0.2  # each way, of the plot of the overview: 20 points
 
 
@@ -272,7 +273,7 @@ def _overview(board: Board) -> dict[str, Any]:
     for a claim; else nothing is.
     """
     answer, test = board.answer, board.answer and board.answer.test
-    best, number, group = "", "", GROUPS[3 if answer is None else 2]
+    best, number, group = "", "", GROUPS[3 if "attacker" in board.grid.axes else 4 if answer is None else 2]
     if answer is not None and len(answer.seeds) >= SEEDS_FOR_A_CLAIM and not answer.floor:
         group = GROUPS[0 if answer.significant else 1]
         if answer.significant and board.declared and answer.values and {*answer.sides} <= board.asked:
