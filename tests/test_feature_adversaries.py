@@ -90,11 +90,11 @@ def problem(malicious: Malicious | None) -> Problem:
     return Problem(model, images, torch.arange(18) % 4, shards, 4, 0, torch.device("cpu"), malicious=malicious)
 
 
-def rounds(malicious: Malicious | None, count: int = 2) -> list[Round]:
+def rounds(malicious: Malicious | None, count: int = 2, **settings: str) -> list[Round]:
     on = problem(malicious)
     start = State(0, {name: value.clone() for name, value in on.model.state_dict().items()})
     local, server = LocalTraining(6, 0.01, standard), ServerTraining(epochs=1, lr=0.01, batch=6)
-    return list(fedgkt(on, start, rounds=count, local=local, server=server))
+    return list(fedgkt(on, start, rounds=count, local=local, server=server, **settings))
 
 
 def test_one_client_is_poisoned_and_the_others_send_what_they_had() -> None:
@@ -121,6 +121,29 @@ def test_a_client_whose_features_are_not_finite_is_left_out_for_the_round() -> N
     assert not torch.equal(
         first.state.clients[1]["knowledge"]["logits"], second.state.clients[1]["knowledge"]["logits"]
     )
+
+
+def far_labels(features: Tensor, answers: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Features on which any server's loss is far from that of others."""
+    return 1e6 * features, answers, (labels + 1) % 4
+
+
+@pytest.mark.parametrize("features", ["float32", "bfloat16"])
+def test_a_filter_leaves_out_the_client_on_which_the_server_fails(features: str) -> None:
+    bad = Malicious(1, far_labels)
+    open_round, filtered = (rounds(bad, 1, server_filter=rule, features=features)[0] for rule in ("none", "median"))
+    assert [u.client for u in open_round.updates] == [0, 1, 2]
+    assert [u.client for u in filtered.updates] == [1, 2] and {u.refused for u in filtered.updates} == {1}
+    assert filtered.cost.bytes_up == open_round.cost.bytes_up  # it was sent all the same
+    # 12 rows are learned from and answered, 18 were judged
+    assert filtered.metrics["server_forward"] == 12 * 2 + 18 and open_round.metrics["server_forward"] == 18 * 2
+
+
+def test_the_filter_of_rows_that_are_computed_anew_is_that_of_stored_ones() -> None:
+    stored, anew = (rounds(None, 2, server_filter="median", features=kept)[-1] for kept in ("float32", "recompute"))
+    assert [u.client for u in stored.updates] == [u.client for u in anew.updates] != [0, 1, 2]
+    for name, value in stored.state.model.items():
+        assert torch.allclose(value, anew.state.model[name], atol=1e-6), name
 
 
 def refused(attack: object, algorithm: dict | None = None) -> str:

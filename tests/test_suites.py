@@ -127,6 +127,7 @@ def _logged_besides() -> set[str]:
         package / "methods" / "aggregators.py",
         package / "methods" / "adfl.py",
         package / "methods" / "inversions" / "image_measures.py",
+        package / "engine" / "experiment.py",
         package / "engine" / "footprint.py",
         *(package / "methods" / "algorithms").glob("*.py"),
     ]

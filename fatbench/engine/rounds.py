@@ -84,7 +84,7 @@ class Update:
     model: Tensors  # state_dict after local training
     stats: Stats
     extra: Memory = field(default_factory=dict)  # what the algorithm uploads besides, e.g. c_k+ - c_k
-    refused: int = 0  # uploads of the round that were not finite, and that the server left out
+    refused: int = 0  # uploads of the round that the server left out: not finite, or filtered
     passes: Passes | None = None  # of an image that it trained on
     sent: frozenset[str] | None = None  # names of the tensors that it uploads (None: all); the server sees theta^t else
     batch: Tensor | None = None  # what measures alone see: the positions of a gradient's images in problem.images

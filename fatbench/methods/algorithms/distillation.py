@@ -15,6 +15,7 @@ fedgkt-release). Features and logits come from images that are not augmented.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
@@ -22,6 +23,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn import functional as F
 
 from fatbench.engine.local import Batch, Client, LocalTraining, copy_state, load, pixels, train, trainable
 from fatbench.engine.malicious import poisoned_rows
@@ -34,6 +36,7 @@ from fatbench.suite.types import Attack
 
 EDGE = ("extractor.", "classifier.")
 Keep = Literal["float32", "bfloat16", "recompute"]
+Filter = Literal["none", "median"]
 
 
 def divergence(student: Tensor, teacher: Tensor, temperature: float) -> Tensor:
@@ -170,6 +173,7 @@ class Transferred:
     features: Tensor | None  # (N, c, h, w); None if they are recomputed when they are read
     feature_bytes: int  # of one example, as sent
     read: Callable[[Rows], Tensor]  # features (b, c, h, w) float32
+    crossed: int  # rows that were sent, with those of clients that the server leaves out
     poisoned: int | None = None  # rows that malicious clients have changed; None: they change no rows
 
 
@@ -181,10 +185,7 @@ def transfer(problem: Problem, state: State, clients: Mapping[int, Tensors], bat
     server reads a batch (the bytes sent are counted as float32).
     """
     ids = torch.cat([problem.shards[k] for k in clients])
-    owned, start = {}, 0
-    for k in clients:
-        owned[k] = slice(start, start + len(problem.shards[k]))
-        start = owned[k].stop
+    owned = _consecutive({k: len(problem.shards[k]) for k in clients})
     features: Tensor | None = None
     logits = torch.empty(len(ids), problem.classes, device=problem.device)
     size = 0
@@ -202,7 +203,7 @@ def transfer(problem: Problem, state: State, clients: Mapping[int, Tensors], bat
     feature_reader = (
         _recompute_features(problem, clients, ids, owned) if features is None else _stored_features(features)
     )
-    sent = Transferred(ids, owned, logits, problem.labels[ids], features, size, feature_reader)
+    sent = Transferred(ids, owned, logits, problem.labels[ids], features, size, feature_reader, len(ids))
     is_poisoned = problem.malicious is not None and problem.malicious.acting("features") and features is not None
     return _poisoned(problem, state, sent, clients) if is_poisoned else sent
 
@@ -229,13 +230,50 @@ def _poisoned(problem: Problem, state: State, sent: Transferred, clients: Mappin
         )
         for k, one in rows.items()
     ]
-    owned, start = {}, 0
-    for k, (_, _, labels) in rows.items():
-        owned[k], start = slice(start, start + len(labels)), start + len(labels)
     features, logits, labels = (torch.cat([one[i] for one in rows.values()]) for i in range(3))
-    ids = torch.cat([sent.ids[sent.owned[k]] for k in rows])
-    count = sum(int(one.any(0).sum()) for one in changed)
-    return Transferred(ids, owned, logits, labels, features, sent.feature_bytes, _stored_features(features), count)
+    return replace(
+        sent,
+        ids=torch.cat([sent.ids[sent.owned[k]] for k in rows]),
+        owned=_consecutive({k: len(labels) for k, (_, _, labels) in rows.items()}),
+        logits=logits,
+        labels=labels,
+        features=features,
+        read=_stored_features(features),
+        poisoned=sum(int(one.any(0).sum()) for one in changed),
+    )
+
+
+def _consecutive(counts: Mapping[int, int]) -> dict[int, slice]:
+    """{client: its rows} where each client's rows follow those of the one before."""
+    ends = itertools.accumulate(counts.values())
+    return {k: slice(end - count, end) for (k, count), end in zip(counts.items(), ends, strict=True)}
+
+
+def without_outliers(problem: Problem, model: Tensors, sent: Transferred, batch: int, rule: Filter) -> Transferred:
+    """What is left without clients on whose rows the server's loss is too high.
+
+    `median`: the mean cross-entropy of a client's rows is above the median over clients by more than three median
+    absolute deviations, for the server as it begins the round. Ours.
+    """
+    if rule == "none":
+        return sent
+    load(problem, model)
+    losses = F.cross_entropy(clean_pass(problem, sent, batch), sent.labels, reduction="none")
+    means = torch.stack([losses[rows].mean() for rows in sent.owned.values()])
+    above = means - means.median()
+    too_high = (above > 3 * above.abs().median()).tolist()
+    kept = [k for k, is_far in zip(sent.owned, too_high, strict=True) if not is_far]
+    rows = torch.cat([torch.arange(len(sent.ids))[sent.owned[k]] for k in kept])
+    on_device = rows.to(problem.device)
+    return replace(
+        sent,
+        ids=sent.ids[rows.to(sent.ids.device)],
+        owned=_consecutive({k: sent.owned[k].stop - sent.owned[k].start for k in kept}),
+        logits=sent.logits[on_device],
+        labels=sent.labels[rows.to(sent.labels.device)],
+        features=None if sent.features is None else sent.features[on_device],
+        read=lambda some: sent.read(Rows(rows[some.host], on_device[some.device])),
+    )
 
 
 def taught_clients(
@@ -393,7 +431,13 @@ def uploads(transferred: Transferred, **answers: Tensor) -> dict[int, Tensors]:
 
 
 def server_work(
-    losses: Sequence[Tensor], steps: int, transferred: Transferred, epochs: int, clean: bool, attack_passes: int
+    losses: Sequence[Tensor],
+    steps: int,
+    transferred: Transferred,
+    epochs: int,
+    clean: bool,
+    attack_passes: int,
+    server_filter: Filter,
 ) -> Metrics:
     """The metrics of the server's work in a round; `losses` are sums over the batches of its last epoch.
 
@@ -403,7 +447,9 @@ def server_work(
     return {
         "server_loss": float(torch.stack(list(losses)).double().sum()) / examples,
         "server_steps": float(steps),
-        "server_forward": float(examples * (epochs + clean) + attack_passes),
+        "server_forward": float(
+            examples * (epochs + clean) + transferred.crossed * (server_filter != "none") + attack_passes
+        ),
         "server_backward": float(examples * epochs + attack_passes),
         **({} if poisoned is None else {"poisoned": float(poisoned)}),
     }
@@ -430,4 +476,5 @@ def wire(
     bytes_up = sum(t.numel() * t.element_size() for client_extra in extra.values() for t in client_extra.values())
     if transferred.features is None:
         bytes_up += transferred.feature_bytes * len(transferred.ids)
+    bytes_up = bytes_up // len(transferred.ids) * transferred.crossed  # every row is as long
     return bytes_up + inputs.up, logits_down.numel() * logits_down.element_size() + inputs.down

@@ -33,6 +33,7 @@ from fatbench.engine.optimizers import ServerTraining, packed, step, unpacked
 from fatbench.engine.randomness import forked
 from fatbench.engine.rounds import Cost, Problem, Round, State
 from fatbench.methods.algorithms.distillation import (
+    Filter,
     Inputs,
     check_model,
     clean_pass,
@@ -48,6 +49,7 @@ from fatbench.methods.algorithms.distillation import (
     updates_of,
     uploads,
     wire,
+    without_outliers,
 )
 from fatbench.methods.algorithms.work import distillation, edge_and_server, nothing_is_broadcast
 from fatbench.suite.entry import AlgorithmEntry, Work, passes
@@ -71,6 +73,7 @@ def fedgkt(
     server_logits: Literal["clean", "released"] = "clean",
     features: Literal["float32", "bfloat16", "recompute"] = "float32",
     start: Literal["common", "own"] = "common",
+    server_filter: Filter = "none",
 ) -> Iterator[Round]:
     """Group knowledge transfer. The model consists of an edge and a server; all clients take part in every round.
 
@@ -81,6 +84,7 @@ def fedgkt(
     move, so that the first client's are older than the last's. `server_attack`: the server trains on features of images
     that it and their edges have attacked together, see `fatbench.methods.algorithms.distillation.Inputs` (ours; in no
     paper). `features` as in `fatbench.methods.algorithms.distillation.transfer`.
+    `server_filter: median` leaves out, for a round, clients on whose rows the server's loss is too high (ours).
     `start: own`: each edge begins with weights of its own (ours), which no decoder for the common ones reads.
     The numbers server_forward, server_backward and server_steps count the server's work, the others the edges'. Bytes
     are those of Update.extra (a label is an int64) and of the logits down; test images are not sent. Raises ValueError
@@ -98,6 +102,7 @@ def fedgkt(
         }
         edges = {k: client_state["edge"] for k, (client_state, _) in trained.items()}
         transferred = transfer(problem, state, edges, server.batch, features)
+        transferred = without_outliers(problem, state.model, transferred, server.batch, server_filter)
         inputs = Inputs(problem, edges, transferred, server_attack, t)
 
         model = load(problem, state.model)  # after the edges, which were loaded into the same module
@@ -149,7 +154,9 @@ def fedgkt(
                 bytes_down,
             ),
             own=edges,
-            metrics=server_work(losses, steps, transferred, server.epochs, server_logits == "clean", inputs.images),
+            metrics=server_work(
+                losses, steps, transferred, server.epochs, server_logits == "clean", inputs.images, server_filter
+            ),
         )
         state = next_state
         del transferred, extra, inputs  # frees the features before the next round computes its own
@@ -164,10 +171,12 @@ def work(
     server_attack: Attack | None,
     server_logits: str,
     features: str,
+    server_filter: str,
 ) -> Work:
     """Distillation in which an edge uploads logits."""
-    clean, answer = server_logits == "clean", 4 * cell.classes
-    return distillation(cell, rounds, local, server, server_attack, clean=clean, features=features, answer=answer)
+    further = (server_logits == "clean") + (server_filter != "none")
+    answer = 4 * cell.classes
+    return distillation(cell, rounds, local, server, server_attack, further=further, features=features, answer=answer)
 
 
 FEDGKT = AlgorithmEntry(

@@ -35,6 +35,7 @@ from fatbench.engine.optimizers import ServerTraining, packed, step, unpacked
 from fatbench.engine.randomness import forked
 from fatbench.engine.rounds import Cost, Problem, Round, State
 from fatbench.methods.algorithms.distillation import (
+    Filter,
     Inputs,
     check_model,
     clean_pass,
@@ -49,6 +50,7 @@ from fatbench.methods.algorithms.distillation import (
     updates_of,
     uploads,
     wire,
+    without_outliers,
 )
 from fatbench.methods.algorithms.work import INT64, distillation, edge_and_server, nothing_is_broadcast
 from fatbench.suite.entry import AlgorithmEntry, Work, passes
@@ -70,6 +72,7 @@ def fedvkd(
     server_logits: Literal["clean", "released"] = "clean",
     features: Literal["float32", "bfloat16", "recompute"] = "float32",
     start: Literal["common", "own"] = "common",
+    server_filter: Filter = "none",
 ) -> Iterator[Round]:
     """FedVKD. The model is `edge_vit`; all clients take part in every round.
 
@@ -91,6 +94,7 @@ def fedvkd(
         }
         edges = {k: client_state["edge"] for k, (client_state, _) in trained.items()}
         transferred = transfer(problem, state, edges, server.batch, features)
+        transferred = without_outliers(problem, state.model, transferred, server.batch, server_filter)
         inputs = Inputs(problem, edges, transferred, server_attack, t)
         answers = transferred.logits.argmax(1)
 
@@ -145,7 +149,9 @@ def fedvkd(
                 bytes_down,
             ),
             own=edges,
-            metrics=server_work(losses, steps, transferred, server.epochs, server_logits == "clean", inputs.images),
+            metrics=server_work(
+                losses, steps, transferred, server.epochs, server_logits == "clean", inputs.images, server_filter
+            ),
         )
         state = next_state
         del transferred, extra, inputs  # frees the features before the next round computes its own
@@ -160,10 +166,11 @@ def work(
     server_attack: Attack | None,
     server_logits: str,
     features: str,
+    server_filter: str,
 ) -> Work:
     """Distillation in which an edge uploads a class."""
-    clean = server_logits == "clean"
-    return distillation(cell, rounds, local, server, server_attack, clean=clean, features=features, answer=INT64)
+    further = (server_logits == "clean") + (server_filter != "none")
+    return distillation(cell, rounds, local, server, server_attack, further=further, features=features, answer=INT64)
 
 
 def distillation_head(cell: Facts) -> str | None:

@@ -103,13 +103,14 @@ def distillation(
     server: ServerTraining,
     attack: Callable[..., Any] | None,
     *,
-    clean: bool,
+    further: int,
     features: str,
     answer: float,
 ) -> Work:
     """FedGKT and FedVKD: the edges train and send features, predictions and labels; the server trains on them.
 
-    clean: the server computes its logits in one more pass. An attack passes the server's images through both networks.
+    further: the server's passes over all examples beside its training. An attack passes the server's images through
+    both networks.
     answer: bytes of an edge's prediction for one image.
     """
     images = cell.clients * cell.client_images
@@ -121,7 +122,7 @@ def distillation(
         bytes_up=rounds * images * (feature_bytes + answer + INT64),
         bytes_down=rounds * images * 4 * cell.classes,
     )
-    taught = server_trains(images, server.epochs, server.batch, rounds) + Work(forward=rounds * images * clean)
+    taught = server_trains(images, server.epochs, server.batch, rounds) + Work(forward=rounds * images * further)
     if attack is not None:
         attack_passes, attack_images = passes(attack), rounds * server.epochs * images
         taught += Work(
