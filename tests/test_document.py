@@ -181,6 +181,8 @@ def test_a_line_is_read_and_what_does_not_fit_together_named() -> None:
     assert cell_of(json.dumps(run), 2, "f:2").stages[0].run == 1
     for path in ("stages.0.run", "stages.0.numbers.0.5"):
         assert said(put(path, 1)) == "f:2: cell a train: run 1 does not exist"
+    assert said(put("stages", [STAGE, STAGE])) == "f:2: cell a: stage train occurs twice"
+    assert said(put("runs", [RUN, RUN])) == f"f:2: cell a: run {UID} occurs twice"
     twice = put("stages.0.numbers", [*STAGE["numbers"], [1, -1, "loss", 0.25, 0, 0, TIME]])
     assert said(twice) == "f:2: cell a: number (1, -1, 'loss') occurs twice"
     for other in ([2, -1, "loss"], [1, 0, "loss"], [1, -1, "gain"]):
@@ -198,6 +200,7 @@ def test_a_line_is_read_and_what_does_not_fit_together_named() -> None:
         ([[1, 8, "Dw=="]], "the outcomes from 1 on do not fit"),
         ([[0, 8, "Dw=="], [7, 1, "gA=="]], "the outcomes from 7 on do not fit"),
         ([[0, 8, "D w=="]], "outcomes: Only base64 data is allowed"),
+        ([[0, 8, "//"]], "outcomes: Incorrect padding"),
     ],
 )
 def test_outcomes_follow_one_another(outcomes: Any, message: str | None) -> None:
@@ -254,6 +257,11 @@ def test_messages_are_cut_at_300_characters_and_in_one_line() -> None:
         ('{"format": "fatbench results", "schema_version": 1, "cells": -1}',
          "f:1: cells: Input should be greater than or equal to 0"),
         ("[" * 100_000, "f:1: not a file written by 'fatbench export'"),
+        ("Dear diary", "f:1: not a file written by 'fatbench export'"),
+        ('{"format": "fatbench results", "schema_version": 3, "cells": 2}',
+         "f:1: written by another fatbench (schema_version 3; this one reads 1 and 2)"),
+        ('{"format": "fatbench results", "schema_version": 1}', "f:1: cells: Field required"),
+        ('{"format": "fatbench results", "schema_version": 1, "cells": NaN}', "f:1: NaN is not a number"),
         ('{"format": "other"}', "f:1: not a file written by 'fatbench export'"),
     ],
 )  # fmt: skip
@@ -268,7 +276,14 @@ def test_the_first_line(line: str, message: str) -> None:
     ("line", "message"),
     [
         ("[1]\n", "f:2: expected a JSON object, got a list"),
+        ("\n", "f:2: not JSON (Expecting value at column 1)"),
         ('{"a": Infinity}\n', "f:2: Infinity is not a number"),
+        ('{"a": ' + "[" * 100_000 + "\n", "f:2: nested more than 30 levels deep"),
+        (
+            '{"a": ' + "9" * 5000 + "}\n",
+            "f:2: Exceeds the limit (4300 digits) for integer string conversion: value has"
+            " 5000 digits; use sys.set_int_max_str_digits() to increase the limit",
+        ),
         ('{"a"}\n', "f:2: not JSON (Expecting ':' delimiter at column 5)"),
         ('{"a"', "f:2: not JSON (Expecting ':' delimiter at column 5); the file is truncated here"),
         ('{"a": "\\u0000"}\n', "f:2: text that cannot be stored (a NUL, or half of a surrogate pair)"),

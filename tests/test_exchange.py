@@ -23,7 +23,7 @@ from typer.testing import CliRunner
 from fatbench import api, packed
 from fatbench.cli.app import app
 from fatbench.engine.rounds import Number
-from fatbench.errors import CONTROL, DatabaseError, FatbenchError, MachineError, SpecError
+from fatbench.errors import CONTROL, DatabaseError, FatbenchError, MachineError
 from fatbench.store import jsonl as exchange
 from fatbench.store.grid_points import Point
 from fatbench.store.integrity import check
@@ -176,7 +176,7 @@ def test_a_compressed_file_that_is_cut(empty: Store, lines: list[str], tmp_path:
 def test_lists_that_do_not_fit_are_named(empty: Store, lines: list[str], tmp_path: Path) -> None:
     for change in (lambda b: b[1].append(4), lambda b: b[3].update(w=[]), lambda b: b.__setitem__(2, [1, 2, 3])):
         cell = json.loads(lines[2])
-        change(stage(cell, "train")["numbers"][0])
+        change(cell["stages"][1]["numbers"][0])
         file = put(tmp_path, "".join([*lines[:2], dumps(cell), "\n"]))
         unchanged(empty, file, "{}:3: stages.1.numbers.0: its lists differ in length")
 
@@ -210,26 +210,6 @@ def test_suites_that_share_a_cell_travel_with_it(store: Store, other: Store, tmp
     other.store_points([points[0]._replace(method="SFAT")])
     import_(other, put(tmp_path, text))
     assert '"method":"SFAT"' in exported(other) and '"method":"FAT","model"' not in exported(other)
-
-
-def test_importing_twice_changes_nothing(store: Store, other: Store, tmp_path: Path) -> None:
-    fill(store)
-    file = put(tmp_path, exported(store))
-    import_(other, file)
-    before = content(other)
-    counts = import_(other, file)
-    assert counts == {
-        "cells": 2,
-        "new cells": 0,
-        "new replicates": 0,
-        "new stages": 0,
-        "new numbers": 0,
-        "numbers already here": 6,
-    }
-    assert content(other) == before
-    before = content(store)
-    assert import_(store, file)["numbers already here"] == 6
-    assert content(store) == before, "nor does importing what came from here"
 
 
 def test_what_a_file_looks_like(tmp_path: Path) -> None:
@@ -352,30 +332,6 @@ def test_any_results_survive_the_journey(tmp_path_factory: pytest.TempPathFactor
 # --- merging -----------------------------------------------------------------------------------------------------
 
 
-def test_results_that_went_on_elsewhere_are_completed(store: Store, other: Store, tmp_path: Path) -> None:
-    """The first export is taken half way, the second when all is done; importing the first again changes nothing."""
-    store.add_cell("a", {"seed": 1})
-    run = claim(store, "a", "train")
-    store.commit(run, numbers=[Number("loss", 2.5, 1)], round=1, checkpoint="s1", outcomes=(0, 1, b"\x80"))
-    early = put(tmp_path, exported(store))
-    import_(other, early)
-    assert other.stages()["a", "train"].status == "interrupted"
-    store.commit(run, numbers=[Number("loss", 1.5, 2)], round=2, checkpoint="s2", outcomes=(1, 1, b"\x80"))
-    later = tmp_path / "later.jsonl"
-    exchange.export(store, later)
-    assert import_(other, later)["new numbers"] == 1
-    assert other.stages()["a", "train"].round == 2
-    store.finish(run, [Number("loss", 0.5, 3)], round=3)
-    exchange.export(store, later)
-    counts = import_(other, later)
-    assert (counts["new stages"], counts["new numbers"], counts["numbers already here"]) == (1, 1, 2)
-    assert exported(other) == exported(store)
-    before = content(other)
-    import_(other, early)
-    assert content(other) == before
-    assert [run["status"] for run in other.runs()] == ["done"]
-
-
 def test_a_stage_that_can_go_on_here_is_left_alone(store: Store, other: Store, tmp_path: Path) -> None:
     """The file knows one round more, but its checkpoint is elsewhere and ours is here."""
     for place, rounds in ((store, 3), (other, 2)):
@@ -414,16 +370,6 @@ def test_finished_work_replaces_what_is_not_finished_here(store: Store, other: S
 def check_of(store: Store) -> str:
     url = store.database._engine.url.render_as_string(hide_password=False)
     return check(str(store.database.path) if store.database.path else url)
-
-
-def test_what_was_measured_besides_is_added(store: Store, other: Store, tmp_path: Path) -> None:
-    """A later version measures one thing more in the same stage."""
-    for place, extra in ((store, [Number("extra", 1.0, 1)]), (other, [])):
-        place.add_cell("a", {"seed": 1})
-        place.finish(claim(place, "a", "train"), [Number("loss", 0.5, 1), *extra])
-    counts = import_(other, put(tmp_path, exported(store)))
-    assert (counts["new stages"], counts["new numbers"], counts["numbers already here"]) == (0, 1, 1)
-    assert [m["metric"] for m in other.measurements()] == ["extra", "loss"]
 
 
 def test_a_dead_run_here_is_no_live_one(store: Store, other: Store, tmp_path: Path) -> None:
@@ -493,21 +439,6 @@ def test_another_value_for_the_same_number(store: Store, other: Store, tmp_path:
         assert "a" not in other.cells()
 
 
-def test_other_outcomes_for_the_same_examples(store: Store, other: Store, tmp_path: Path) -> None:
-    """Cut otherwise is the same; one bit is not."""
-    for place, chunks in ((store, [(0, 9, b"\xff\x80"), (9, 3, b"\x40")]), (other, [(0, 5, b"\xf8"), (5, 7, b"\xf4")])):
-        place.add_cell("a", {"seed": 1})
-        run = claim(place, "a", "e@1")
-        for start, n, bits in chunks:
-            place.commit(run, round=start + n, outcomes=(start, n, bits))
-        place.finish(run)
-    file = put(tmp_path, exported(store))
-    assert import_(other, file)["new stages"] == 0
-    assert other.outcomes("a", "e@1") == [(0, 5, b"\xf8"), (5, 7, b"\xf4")]
-    file.write_text(resealed(file.read_text().replace("QA==", "AA==")))
-    unchanged(other, file, "{}:2: cell a e@1: the outcomes per example differ from those here; nothing was imported")
-
-
 @pytest.fixture
 def lines(tmp_path: Path) -> list[str]:
     with Store.open(str(tmp_path / "source.db"), create=True) as source:
@@ -542,89 +473,10 @@ def changed(line: str, change: Callable[[Any], Any]) -> str:
     return json.dumps(value) + "\n"
 
 
-def stage(cell: Any, name: str) -> Any:
-    return next(s for s in cell["stages"] if s["stage"] == name)
-
-
-def deep(levels: int) -> Any:
-    value: Any = 1
-    for _ in range(levels):
-        value = [value]
-    return value
-
-
-BAD_CELLS: list[tuple[Callable[[Any], Any], str]] = [
-    (lambda c: c.pop("spec"), "spec: Field required"),
-    (lambda c: c.update(colour="red"), "colour: Extra inputs are not permitted"),
-    (lambda c: c.update(cell=""), "cell: String should have at least 1 character"),
-    (
-        lambda c: c["stages"][0].update(status="finished"),
-        "stages.0.status: Input should be 'todo', 'done', 'failed' or 'interrupted'",
-    ),
-    (lambda c: c["stages"][0].update(round="2"), "stages.0.round: Input should be a valid integer"),
-    (lambda c: c["stages"][0].update(round=-1), "stages.0.round: Input should be greater than or equal to 0"),
-    (
-        lambda c: c["runs"][0].update(started="yesterday"),
-        r"runs.0.started: String should match pattern"
-        r" '^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\.[0-9]{3}Z$'",
-    ),
-    (
-        lambda c: stage(c, "train")["numbers"][0].__setitem__(3, "0.5"),
-        "stages.1.numbers.0.3: Input should be a valid number",
-    ),
-    (
-        lambda c: stage(c, "train")["numbers"][0].__setitem__(0, 1.5),
-        "stages.1.numbers.0.0: Input should be a valid integer",
-    ),
-    (lambda c: stage(c, "train")["numbers"][0].pop(), "stages.1.numbers.0.6: Field required"),
-    (lambda c: stage(c, "train")["numbers"][0].__setitem__(5, 7), "cell b train: run 7 does not exist"),
-    (lambda c: stage(c, "train").update(run=2), "cell b train: run 2 does not exist"),
-    (
-        lambda c: stage(c, "train")["numbers"].append(stage(c, "train")["numbers"][0]),
-        "cell b train: the numbers of round 1 follow those of round 2",
-    ),
-    (lambda c: c["stages"].append(c["stages"][0]), "cell b: stage pgd20-x@2 occurs twice"),
-    (lambda c: c["runs"].append(c["runs"][0]), "cell b: run {uid} occurs twice"),
-    (lambda c: stage(c, "pgd20-x@2")["outcomes"].pop(0), "cell b pgd20-x@2: the outcomes from 9 on do not fit"),
-    (
-        lambda c: stage(c, "pgd20-x@2")["outcomes"][0].__setitem__(2, "/w=="),
-        "cell b pgd20-x@2: the outcomes from 0 on do not fit",
-    ),
-    (
-        lambda c: stage(c, "pgd20-x@2")["outcomes"][0].__setitem__(2, "//"),
-        "cell b pgd20-x@2: outcomes: Incorrect padding",
-    ),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("number", range(len(BAD_CELLS)))
-def test_a_line_that_cannot_be(empty: Store, lines: list[str], tmp_path: Path, number: int) -> None:
-    change, message = BAD_CELLS[number]
-    uid = json.loads(lines[2])["runs"][0]["uid"]
-    file = put(tmp_path, "".join(lines[:2]) + changed(lines[2], change))
-    unchanged(empty, file, "{}:3: " + message.replace("{uid}", uid))
-
-
-UNSTORABLE = "text that cannot be stored (a NUL, or half of a surrogate pair)"
 ODD: list[tuple[str, Any, str]] = [
     ("stages.0.stage", "pgd20", "stages.0.stage: String should match pattern '^(train|[^@]+@[0-9]{1,9})$'"),
-    ("stages.0.status", "running", "stages.0.status: Input should be 'todo', 'done', 'failed' or 'interrupted'"),
-    ("stages.0.settings", {}, "stages.0.settings.name: Field required"),
-    ("stages.1.record.last", 5, "stages.1.record.last: Input should be a valid dictionary"),
-    ("stages.1.record.last", {}, "stages.1.record.last.round: Field required"),
-    ("stages.1.record.best-test", {}, "stages.1.record.best-test.round: Field required"),
-    ("stages.0.stage", 189 * "p" + "@1", "stages.0.stage: String should have at most 190 characters"),
-    ("stages.1.record.last", {"round": 1, "value": ""}, "stages.1.record.last.value: Input should be a valid number"),
-    ("stages.1.numbers.0.3", 1e308, "stages.1.numbers.0.3: Input should be less than or equal to 1e+100"),
     ("runs.0.extra.vectorise", "x", "runs.0.extra.vectorise: Input should be a valid integer"),
-    ("runs.0.extra.vectorise", 0, "runs.0.extra.vectorise: Input should be greater than or equal to 1"),
-    ("runs.0.extra.plugins", [{"plugin": "a.py"}], "runs.0.extra.plugins.0.sha256: Field required"),
-    ("runs.0.extra.data", 5, "runs.0.extra.data: Input should be a valid dictionary"),
-    ("runs.0.extra.x", "\udce4", UNSTORABLE),
-    ("runs.0.versions.torch", [2, 15], "runs.0.versions.torch: Input should be a valid string"),
-    ("spec.x", deep(29), "spec: nested more than 30 levels deep"),
-    ("spec.x", deep(900), "spec: nested more than 30 levels deep"),
-    ("spec.x", "a\0", UNSTORABLE),
+    ("spec.x", "a\0", "text that cannot be stored (a NUL, or half of a surrogate pair)"),
     ("runs.0.started", "2026-02-30T10:00:00.000Z", "runs.0.started: 2026-02-30T10:00:00.000Z is not a valid time"),
 ]  # fmt: skip
 
@@ -644,58 +496,15 @@ def test_a_field_that_cannot_be(empty: Store, lines: list[str], tmp_path: Path, 
     unchanged(empty, file, "{}:3: " + message)
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("not json\n", "{}:3: not JSON (Expecting value at column 1)"),
-        ("\n", "{}:3: not JSON (Expecting value at column 1)"),
-        ('{"cell": "b', "{}:3: not JSON (Unterminated string starting at column 10); the file is truncated here"),
-        ("[]\n", "{}:3: expected a JSON object, got a list"),
-        ('{"cell": NaN}\n', "{}:3: NaN is not a number"),
-        ('{"cell": ' + "[" * 100_000 + "\n", "{}:3: nested more than 30 levels deep"),
-        (
-            '{"cell": ' + "9" * 5000 + "}\n",
-            "{}:3: Exceeds the limit (4300 digits) for integer string conversion: value has 5000 digits;"
-            " use sys.set_int_max_str_digits() to increase the limit",
-        ),
-    ],
-)
-def test_a_line_that_is_no_cell(empty: Store, lines: list[str], tmp_path: Path, text: str, message: str) -> None:
-    unchanged(empty, put(tmp_path, "".join(lines[:2]) + text), message)
-
-
 def test_more_lines_than_promised(empty: Store, lines: list[str], tmp_path: Path) -> None:
     file = put(tmp_path, "".join([*lines, lines[2]]))
     unchanged(empty, file, "{}:4: more cells than the 2 that the first line promises")
-
-
-@pytest.mark.parametrize(
-    ("header", "message"),
-    [
-        ("Dear diary\n", "{}:1: not a file written by 'fatbench export'"),
-        ("{}\n", "{}:1: not a file written by 'fatbench export'"),
-        ("[1]\n", "{}:1: not a file written by 'fatbench export'"),
-        (
-            '{"format": "fatbench results", "schema_version": 3, "cells": 2}\n',
-            "{}:1: written by another fatbench (schema_version 3; this one reads 1 and 2)",
-        ),
-        ('{"format": "fatbench results", "schema_version": 1}\n', "{}:1: cells: Field required"),
-        ('{"format": "fatbench results", "schema_version": 1, "cells": NaN}\n', "{}:1: NaN is not a number"),
-    ],
-)
-def test_files_of_others(empty: Store, lines: list[str], tmp_path: Path, header: str, message: str) -> None:
-    unchanged(empty, put(tmp_path, header + "".join(lines[1:])), message)
 
 
 def test_files_that_are_no_text(empty: Store, tmp_path: Path) -> None:
     file = tmp_path / "model.pt"
     file.write_bytes(b"\x80\x02\xff")
     unchanged(empty, file, "{}: not a text file; expected one written by 'fatbench export'")
-
-
-def test_text_that_cannot_be_stored(store: Store, lines: list[str], tmp_path: Path) -> None:
-    file = put(tmp_path, "".join(lines[:2]) + changed(lines[2], lambda c: c["runs"][0].update(suite="\udce4")))
-    unchanged(store, file, "{}:3: text that cannot be stored (a NUL, or half of a surrogate pair)")
 
 
 def test_a_run_of_another_cell(empty: Store, lines: list[str], tmp_path: Path) -> None:
@@ -706,22 +515,6 @@ def test_a_run_of_another_cell(empty: Store, lines: list[str], tmp_path: Path) -
     import_(empty, put(tmp_path, "".join([lines[0].replace("2", "1", 1), lines[1]])))
     file = put(tmp_path, "".join([lines[0].replace("2", "1", 1), last]))
     unchanged(empty, file, f"{{}}:2: contradicts what is here: run {uid} is of cell a; nothing was imported")
-
-
-def test_identities_are_checked(empty: Store, lines: list[str], tmp_path: Path) -> None:
-    file = put(tmp_path, "".join(lines))
-    unchanged(
-        empty, file, "{}:3: cell b: its id does not match its settings (c): was it edited?",
-        identify=lambda spec: "a" if spec["seed"] == 2**70 else "c",
-    )  # fmt: skip
-
-    def strange(spec: Any) -> str:
-        raise SpecError("no model is named 'nim' (did you mean 'nin'?)")
-
-    unchanged(empty, file, "{}:2: cell a: no model is named 'nim' (did you mean 'nin'?)", identify=strange)
-    unchanged(empty, file, "{}:2: cell a: 'model'", identify=lambda spec: spec["model"])
-    import_(empty, file, identify=lambda spec: "a" if spec["seed"] == 2**70 else "b")
-    assert len(empty.cells()) == 2
 
 
 def test_what_is_taken_in_is_what_was_checked(
@@ -868,33 +661,11 @@ def attacked(store: Store, value: float = 0.5, **more: Any) -> None:
 
 FORGED = [
     ('"pgd20",0.5,8', '"pgd20",0.51,8', "pgd20-0a1b2c3d@2: pgd20 is 0.51, its outcomes say 0.5 (4 of 8)"),
-    ('"pgd20",0.5,8', '"pgd20",7.5,8', "pgd20-0a1b2c3d@2: pgd20 is 7.5: not in [0, 1]"),
-    ('"pgd20",0.5,8', '"pgd20",-0.5,8', "pgd20-0a1b2c3d@2: pgd20 is -0.5: not in [0, 1]"),
-    ('"pgd20",0.5,8', '"pgd20",0.5,6', "pgd20-0a1b2c3d@2: pgd20 is of 6 images, its outcomes are of 8"),
-    ('"pgd20",0.5,8', '"pgd20",0.5,16', "pgd20-0a1b2c3d@2: pgd20 is of 16 images, the cell has 8"),
-    ('[2,-1,"pgd20"', '[1,-1,"pgd20"', "pgd20-0a1b2c3d@2: pgd20 is of round 1, the stage of round 2"),
-    ('0,8,"Dw=="', '0,8,"Hw=="', "pgd20-0a1b2c3d@2: pgd20 is 0.5, its outcomes say 0.625 (5 of 8)"),
-    ('"train_accuracy",0.25', '"train_accuracy",2.0', "train: train_accuracy of client 1 is 2.0: not in [0, 1]"),
-    ('[2,1,"train_accuracy"', '[2,2,"train_accuracy"', "train: train_accuracy of client 2: the cell has 2 clients"),
-    ('[2,1,"train_accuracy"', '[3,1,"train_accuracy"', "train: train_accuracy of client 1 is of round 3 of 2"),
-    ("0a1b2c3d@2", "0a1b2c3d@3", "pgd20-0a1b2c3d@3: round 3 of 2"),
-    ('"pgd20",0.5,8', '"pgd20",0.5,4', "pgd20-0a1b2c3d@2: pgd20 is of 4 images and 1 model, its outcomes are of 8"),
-    ('"round":8', '"round":6', "pgd20-0a1b2c3d@2: 8 outcomes of 6 examples"),
     ('"run":0', '"run":1', "pgd20-0a1b2c3d@2: its run is one of train"),
-    ('"seconds",3.0', '"seconds",-3.0', "train: seconds is -3.0: below 0"),
     (
-        '"best-test":{"round":2',
-        '"best-test":{"round":1',
-        "train: best-test is 0.375 in round 1, the best monitor 0.375 in round 2",
-    ),
-    ('"round":2,"run":1', '"round":1,"run":1', "train: finished in round 1 of 2"),
-    ('"best-test"', '"last":{"round":1},"best-test"', "train: finished in round 1 of 2"),
-    ('"monitor",0.375,8', '"monitor",0.375,9', "train: monitor is of 9 images, the cell has 8"),
-    ('"monitor",0.375,8', '"monitor",0.375,0', "train: monitor is over no images"),
-    (
-        '[2,1,"train_accuracy"',
-        '[2,-2,"train_accuracy"',
-        "train: train_accuracy of client -2: clients are counted from 0",
+        '"train_accuracy",0.25',
+        '"train_accuracy",0.5',
+        "train: its digest does not match its numbers or outcomes: was it edited?",
     ),
 ]
 
@@ -903,39 +674,13 @@ FORGED = [
 def test_a_value_that_its_outcomes_contradict(
     tmp_path: Path, empty: Store, true: str, forged: str, message: str
 ) -> None:
-    """The line is named, and nothing of the file is taken in, though its digests fit."""
+    """The line is named, and nothing is taken in, though its digests fit; test_problems.py has every rule."""
     with Store.open(str(tmp_path / "true.db"), create=True) as store:
         attacked(store)
         text = as_rows(exported(store))
     assert text.count(true)
-    unchanged(empty, put(tmp_path, resealed(text.replace(true, forged))), f"{{}}:2: cell a {message}")
-
-
-def test_a_digest_that_does_not_fit(tmp_path: Path, empty: Store) -> None:
-    with Store.open(str(tmp_path / "true.db"), create=True) as store:
-        attacked(store)
-        text = as_rows(exported(store))
-    other = text.replace('"train_accuracy",0.25', '"train_accuracy",0.5')
-    message = "{}:2: cell a train: its digest does not match its numbers or outcomes: was it edited?"
-    unchanged(empty, put(tmp_path, other), message)
-    bare = re.sub('"digest":"[0-9a-f]{64}"', '"digest":null', text)
-    message = "{}:2: cell a pgd20-0a1b2c3d@2: a finished stage has no digest: was it edited?"
-    unchanged(empty, put(tmp_path, bare), message)
-
-
-def test_several_models_have_the_mean_of_theirs(tmp_path: Path, empty: Store) -> None:
-    """Of three clients, 5, 2 and 1 of 6 images each; the number of each is checked against its own outcomes."""
-    with Store.open(str(tmp_path / "true.db"), create=True) as store:
-        store.add_cell("a", {"seed": 1})
-        run = claim(store, "a", "pgd20-0a1b2c3d@2")
-        store.commit(run, round=18, outcomes=(0, 18, 0b111110_110000_100000_000000.to_bytes(3)))
-        each = [Number("pgd20", right / 6, 2, 6, client) for client, right in ((0, 5), (4, 2), (5, 1))]
-        store.finish(run, [Number("pgd20", (5 + 2 + 1) / 18, 2, 6), *each])
-        text = as_rows(exported(store))
-    forged = resealed(text.replace(f'"pgd20",{2 / 6}', '"pgd20",0.5'))
-    message = f"cell a pgd20-0a1b2c3d@2: pgd20 of client 4 is 0.5, its outcomes say {2 / 6} (2 of 6)"
-    unchanged(empty, put(tmp_path, forged), f"{{}}:2: {message}")
-    import_(empty, put(tmp_path, text))
+    edited = text.replace(true, forged)
+    unchanged(empty, put(tmp_path, edited if "digest" in message else resealed(edited)), f"{{}}:2: cell a {message}")
 
 
 def test_an_edited_database_is_neither_whole_nor_exported(tmp_path: Path) -> None:
