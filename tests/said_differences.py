@@ -172,7 +172,7 @@ def boards(name: str, preset: str, store: Store) -> Any:
     for board in leaderboards.boards([(suite, plan)], grids, store, "last"):
         overview = pages._overview(board)
         rows = [found and [found["raw"], found["interval"], found["places"]] for found in
-                (pages._difference(board, row) for row in board.rows)]  # fmt: skip
+                (pages._difference(board, row) for row in board.grid.rows)]  # fmt: skip
         said.append([*(overview[key] for key in ("sentence", "who", "difference", "interval", "seeds", "best")),
                      pages._heading(board), rows])  # fmt: skip
     return said

@@ -666,7 +666,7 @@ def test_a_board_has_the_rows_of_its_headline(committed: Mapping[str, Store]) ->
     told = [board for board in boards if board.answer is not None]
     for board in told:
         assert board.answer is not None
-        assert {*board.answer.sides} <= {row.key["method"] for row in board.rows}
+        assert {*board.answer.sides} <= {row.key["method"] for row in board.grid.rows}
     (headline,) = [board for board in told if board.answer and board.answer.sides == ("pooled", "FAT")]
     shown = pages._overview(headline)
     assert shown["best"] == "pooled" and shown["number"] == "72.83 % under AutoAttack"

@@ -76,7 +76,7 @@ def found(asked: DataFrame, stored: Stored) -> DataFrame:
     return asked.assign(**columns(FOUND, [rows.get(i, none) for i in asked.index]))
 
 
-def columns(names: Sequence[str], rows: Sequence[tuple[Any, ...]]) -> dict[str, Series[Any]]:
+def columns(names: Sequence[str], rows: Sequence[Sequence[Any]]) -> dict[str, Series[Any]]:
     """Columns of anything: texts, tuples, and integers of a thousand bits, which no array holds."""
     return {name: Series([row[i] for row in rows], dtype=object) for i, name in enumerate(names)}
 

@@ -7,6 +7,7 @@ those of the tables.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean
@@ -14,11 +15,15 @@ from typing import TYPE_CHECKING
 
 from fatbench.data.catalogue import CATALOGUE
 from fatbench.errors import FatbenchError
-from fatbench.report import build_tables, contrasts, sentences
+from fatbench.report import contrasts, sentences
 from fatbench.report.contrasts import Difference
+from fatbench.report.numbers import shown_runs
+from fatbench.report.numbers.long import columns
 from fatbench.report.numbers.points import combined
 from fatbench.report.numbers.sources import OVER_OWN, Source
+from fatbench.report.numbers.stored import read
 from fatbench.report.pairs import measured_numbers
+from fatbench.report.tables.entries import PUBLISHED, sheets
 from fatbench.report.tables.number_format import with_texts
 from fatbench.report.tables.sheet import Row, Sheet, any_number
 from fatbench.store.selection import Checkpoint
@@ -43,12 +48,17 @@ class Task:
     preset: str
     cell: Cell  # the first of them
     evaluations: dict[str, str]  # label -> id: the attack with its settings and number of images
-    parts: dict[str, tuple[Suite, Plan, list[Cell]]] = field(default_factory=dict)
+    parts: dict[str, Part] = field(default_factory=dict)  # suite -> with its cells of this task alone
+    labels: set[tuple[str, str]] = field(default_factory=set)  # (axis, label) of all cells of these suites
     headlines: list[Difference] = field(default_factory=list)  # declared comparisons that suites are quoted with
 
     def takes(self, cell: Cell) -> bool:
         """Whether a cell asks nothing else under the name of an attack."""
         return all(self.evaluations.get(one.label, one.id) == one.id for one in cell.evaluations)
+
+    @property
+    def cells(self) -> list[Cell]:
+        return [cell for _, plan in self.parts.values() for cell in plan.cells]
 
 
 @dataclass
@@ -58,24 +68,23 @@ class Board:
     id: str
     title: str
     about: str
-    grid: Sheet
+    task: Task
+    grid: Sheet  # the best row first; those without a measured number last
     axes: list[str]  # in which its rows differ
-    rows: list[Row]  # the best first; those without a measured number last
     sorted_by: int  # position of the column
     choices: list[tuple[str, list[str]]]  # axis -> labels
     asked: set[str]  # the labels that its question is about
-    differences: list[Difference] = field(default_factory=list)  # of its rows, where they were tested
+    differences: list[Difference]  # of its rows, where they were tested
     sentence: str = ""  # what the numbers come to
     answer: Difference | None = None  # the one that the sentence tells
     declared: bool = False  # a suite declares it
-    suites: list[str] = field(default_factory=list)
-    preset: str = ""
 
 
 def tasks(suite_plans: Sequence[Part]) -> list[Task]:
     """The tasks of some suites. A cell belongs to a task that asks nothing else under the name of an attack."""
     by_content: dict[str, list[Task]] = {}  # digest of data, split and preset -> its tasks
     for suite, plan in suite_plans:
+        labels = {item for cell in plan.cells for item in cell.key.items()}
         for cell in plan.cells:
             own = suite.name if "attacker" in cell.key else ""
             spec = cell.spec
@@ -83,8 +92,9 @@ def tasks(suite_plans: Sequence[Part]) -> list[Task]:
             task = next((task for task in by_content.get(content, ()) if task.takes(cell)), None)
             if task is None:
                 by_content.setdefault(content, []).append(task := Task(plan.preset, cell, {}))
+            task.labels |= labels
             task.evaluations |= {one.label: one.id for one in cell.evaluations}
-            task.parts.setdefault(suite.name, (suite, plan, []))[2].append(cell)
+            task.parts.setdefault(suite.name, (suite, replace(plan, cells=[])))[1].cells.append(cell)
     return [task for of_content in by_content.values() for task in of_content]
 
 
@@ -94,27 +104,22 @@ def boards(suite_plans: Sequence[Part], grids: Sequence[Sheet], store: Store, se
     """
     found_tasks = tasks(suite_plans)
     declared: dict[tuple[str, str], list[Difference]] = {}  # suite, preset -> what it declares
-    measured: dict[tuple[str, str], contrasts.NumbersOf] = {}
     for suite, plan in suite_plans:
+        if not suite.tests:
+            continue
         numbers_of = measured_numbers(store, {cell.id for cell in plan.cells}, select).__getitem__
-        measured[suite.name, plan.preset] = numbers_of
         of_suite = declared[suite.name, plan.preset] = contrasts.declared_by(suite.tests, plan, numbers_of)
         among = [task for task in found_tasks if task.preset == plan.preset and suite.name in task.parts]
         for tests in suite.tests if among else ():
             if (headline := contrasts.quoted(tests, of_suite)) is not None:
                 _give(headline, suite.name, plan, among)
-    made = []
-    for task in sorted(found_tasks, key=lambda task: paper_order(next(iter(task.parts)))):
-        grid = _grid(task, store, select)
-        board = None if grid is None else _board(task, with_published(grid, grids))
-        if board is not None:
-            _answer(board, task, measured, declared)
-            made.append(board)
+    found_tasks.sort(key=lambda task: paper_order(next(iter(task.parts))))
+    made = [board for task in found_tasks if (board := _board(task, grids, declared, store, select)) is not None]
     by_title: dict[str, list[Board]] = {}
     for board in made:
         by_title.setdefault(board.title, []).append(board)
     for same in by_title.values():  # told apart by their suites or preset
-        names = [(", ".join(board.suites), board.preset) for board in same]
+        names = [(", ".join(board.task.parts), board.task.preset) for board in same]
         differing = [i for i in (0, 1) if len({name[i] for name in names}) > 1]
         for board, name in zip(same, names, strict=True):
             board.title += f" ({', '.join(name[i] for i in differing)})" * bool(differing)
@@ -126,9 +131,9 @@ def _give(headline: Difference, suite: str, plan: Plan, among: Sequence[Task]) -
 
     A headline over several data sets has no board of its own and is told by those that have a cell of it.
     """
-    shared = [sum(cell.id in headline.cells for cell in task.parts[suite][2]) for task in among]
+    shared = [sum(cell.id in headline.cells for cell in task.parts[suite][1].cells) for task in among]
     fullest = among[shared.index(max(shared))]
-    cells, of_headline = fullest.parts[suite][2], [cell for cell in plan.cells if cell.id in headline.cells]
+    cells, of_headline = fullest.parts[suite][1].cells, [cell for cell in plan.cells if cell.id in headline.cells]
     if all(fullest.takes(cell) and cell.spec["data"] == fullest.cell.spec["data"] for cell in of_headline):
         cells += [cell for cell in of_headline if cell not in cells]
         fullest.headlines.append(headline)
@@ -137,45 +142,9 @@ def _give(headline: Difference, suite: str, plan: Plan, among: Sequence[Task]) -
         task.headlines += [headline] * (count > 0)
 
 
-def difference(board: Board, row: Row) -> Difference | None:
-    """The difference of a row from its baseline; None for the baseline itself and for untested rows."""
-    row_cells = {*row.values[0][board.sorted_by].cells}
-    return next((candidate for candidate in board.differences if row_cells & candidate.cells), None)
-
-
 def paper_order(suite: str) -> int:
     """The position of a suite's paper among the papers."""
     return [*dict.fromkeys(PAPERS.values()), OTHER].index(paper_of(suite))
-
-
-def _answer(
-    board: Board,
-    task: Task,
-    measured: Mapping[tuple[str, str], contrasts.NumbersOf],
-    declared: Mapping[tuple[str, str], list[Difference]],
-) -> None:
-    """Compare the rows with the baselines of their suites and set the board's answer and sentence.
-
-    The headline that a suite declares goes before.
-    """
-    column = board.grid.columns[board.sorted_by]
-    if "attacker" in board.grid.axes:
-        board.sentence = _privacy_sentence(board)
-    for suite, plan, cells in task.parts.values() if column.source.stage == "evaluation" else ():
-        of_board, place = replace(plan, cells=cells), (suite.name, plan.preset)
-        compared = contrasts.from_baseline(of_board, measured[place], [column.metric], declared[place])
-        board.differences += [one for one in compared if one.test is not None]
-    if task.headlines:
-        board.answer, board.sentence = task.headlines[0], sentences.finding(task.headlines[0])
-    elif board.differences:
-        # of several groups of rows, the one whose baseline is strongest: adversarial training under an attack
-        strengths = [fmean(one.values[1]) for one in board.differences]
-        strongest = [one for one, mean in zip(board.differences, strengths, strict=True) if mean == max(strengths)]
-        board.answer = next((one for one in strongest if one.sides[0].startswith(METHODS)), strongest[0])
-        row_text = ", ".join(f"{axis} {label}" for axis, label in board.answer.labels.items() if axis in board.axes)
-        board.sentence = f"{row_text}: " * bool(row_text) + sentences.sentence(board.answer)
-    families = {one.family for of_suite in declared.values() for one in of_suite}
-    board.declared = board.answer is not None and board.answer.family in families
 
 
 def _privacy_sentence(board: Board) -> str:
@@ -183,7 +152,7 @@ def _privacy_sentence(board: Board) -> str:
     column = next((i for i, column in enumerate(board.grid.columns) if column.metric == "identification"), None)
     if column is None or "defence" not in board.axes:
         return ""
-    entries = [(row.key, row.values[0][column]) for row in board.rows if row.values[0][column].mean is not None]
+    entries = [(row.key, row.values[0][column]) for row in board.grid.rows if row.values[0][column].mean is not None]
     undefended = [entry.mean for key, entry in entries if key.get("defence") == "none"]
     defended = [(entry.mean, key) for key, entry in entries if key.get("defence") != "none"]
     chances = [entry.chance for _, entry in entries if entry.chance is not None]
@@ -197,11 +166,12 @@ def _privacy_sentence(board: Board) -> str:
     return f"{statement}, and {100 * share:.0f} % with {key['defence']} ({key['attacker']}){guesses}"
 
 
-def _grid(task: Task, store: Store, select: Checkpoint) -> Sheet | None:
-    """One table of all cells of a task, in which every row is compared with every other; None without numbers."""
-    parts = [(suite, replace(plan, cells=cells)) for suite, plan, cells in task.parts.values()]
+def _table(task: Task) -> tuple[Suite, Plan] | None:
+    """All cells of a task as one suite with one table, in which every row is compared with every other; None: what the
+    suites' tables show is not what these cells have.
+    """
     known: dict[str, tuple[str, str]] = {}  # source -> heading, best
-    for table in (table for suite, _ in parts for table in suite.tables):
+    for table in (table for suite, _ in task.parts.values() for table in suite.tables):
         for heading, text in table.values.items():
             source = Source.parse(text)
             # of an attack's headings some speak of their table's rows: "AT, PGD-7", and "server" for natural
@@ -211,40 +181,77 @@ def _grid(task: Task, store: Store, select: Checkpoint) -> Sheet | None:
                 known.setdefault(text, (named, table.best[heading]))
     sources = list(task.evaluations) or list(known)
     try:
-        suite, plan = combined(parts, (), sources)
-    except FatbenchError:  # what the tables show is not what these cells have
+        suite, plan = combined([*task.parts.values()], (), sources)
+    except FatbenchError:
         return None
     names: dict[str, str] = {}
     for text in sources:
         wordings = (known.get(text, (standard_attacks.heading(text),))[0], Source.parse(text).metric.replace("_", " "))
         names[text] = next((name for name in wordings if name not in names.values()), text)
     (table,) = suite.tables
-    headings = {names[spec.source]: spec for spec in table.sources.values()}
-    best = {names[text]: known.get(text, ("", "max"))[1] for text in sources}
-    table = table.model_copy(update={"sources": headings, "best": best, "compare_across": [*table.rows]})
-    suite = replace(suite, contents=suite.contents.model_copy(update={"tables": [table]}))
-    return next(iter(build_tables(suite, plan, store, select=select, published=False)), None)
+    changed = {
+        "sources": {names[spec.source]: spec for spec in table.sources.values()},
+        "best": {names[text]: known.get(text, ("", "max"))[1] for text in sources},
+        "compare_across": [*table.rows],
+    }
+    contents = suite.contents.model_copy(update={"tables": [table.model_copy(update=changed)]})
+    return replace(suite, contents=contents), plan
 
 
 def with_published(board: Sheet, grids: Sequence[Sheet]) -> Sheet:
     """The board with the published numbers of the suites' tables beside the same cells and metrics."""
-    fields = ["published", "published_std", "published_flag", "published_select", "comparable"]
     published = {
-        (entry.cells, column.source.text): [getattr(entry, name) for name in fields]
+        (entry.cells, column.source.text): entry
         for grid in grids
         for entry in grid.all()
         for column in [grid.columns[entry.column]]
         if entry.published is not None and not entry.formula and not column.minus
     }
-    entries = board.entries.copy()
-    for i, entry in enumerate(board.all()):
-        if (beside := published.get((entry.cells, board.columns[entry.column].source.text))) is not None:
-            for name, value in zip(fields, beside, strict=True):
-                entries.at[i, name] = value
-    return replace(board, entries=with_texts(entries, board.columns))
+    keys = ((entry.cells, board.columns[entry.column].source.text) for entry in board.all())
+    beside = [published.get(key, own) for key, own in zip(keys, board.all(), strict=True)]
+    known = columns(PUBLISHED, [[getattr(entry, name) for name in PUBLISHED] for entry in beside])
+    return replace(board, entries=with_texts(board.entries.assign(**known), board.columns))
 
 
-def _board(task: Task, grid: Sheet) -> Board | None:
+def _board(
+    task: Task, grids: Sequence[Sheet], declared: Mapping[tuple[str, str], Sequence[Difference]], store: Store,
+    select: Checkpoint,
+) -> Board | None:  # fmt: skip
+    """The leaderboard of a task; None where fewer than two rows have a number.
+
+    Its rows are compared with the baselines of their suites; a headline that a suite declares answers it first.
+    """
+    if (table := _table(task)) is None:
+        return None
+    numbers = read(table[0].tables[0].values.values(), table[1], store, select)
+    boards = (_arranged(task, with_published(sheet, grids)) for sheet in sheets(*table, numbers, published=False))
+    if (board := next(boards, None)) is None:
+        return None
+    if note := shown_runs.note(store, [id for _, id in board.grid.points]):
+        board.grid.notes.append(("replicates", note))
+    column = board.grid.columns[board.sorted_by]
+    if "attacker" in board.grid.axes:
+        board.sentence = _privacy_sentence(board)
+    for suite, plan in task.parts.values() if column.source.stage == "evaluation" else ():
+        own = declared.get((suite.name, plan.preset), ())
+        compared = contrasts.from_baseline(plan, numbers.evaluated, [column.metric], own)
+        board.differences += [one for one in compared if one.test is not None]
+    if task.headlines:
+        board.answer, board.sentence = task.headlines[0], sentences.finding(task.headlines[0])
+    elif board.differences:
+        # of several groups of rows, the one whose baseline is strongest: adversarial training under an attack
+        strength = max(fmean(one.values[1]) for one in board.differences)
+        strongest = [one for one in board.differences if fmean(one.values[1]) == strength]
+        board.answer = next((one for one in strongest if one.sides[0].startswith(METHODS)), strongest[0])
+        row_text = ", ".join(f"{axis} {label}" for axis, label in board.answer.labels.items() if axis in board.axes)
+        board.sentence = f"{row_text}: " * bool(row_text) + sentences.sentence(board.answer)
+    families = {one.family for of_suite in declared.values() for one in of_suite}
+    board.declared = board.answer is not None and board.answer.family in families
+    return board
+
+
+def _arranged(task: Task, grid: Sheet) -> Board | None:
+    """The rows and columns of a board in their order, with its title and what is said above it."""
     rows, positions = grid.having(any_number)
     if len(rows) < LEAST or not positions:
         return None
@@ -260,8 +267,6 @@ def _board(task: Task, grid: Sheet) -> Board | None:
         sorted_by = 0
     labels = {axis: list(dict.fromkeys(row.key.get(axis, "") for row in rows)) for axis in grid.axes}
     axes = [axis for axis, of_axis in labels.items() if len(of_axis) > 1] or grid.axes[-1:]
-    keys = [cell.key for _, plan, _ in task.parts.values() for cell in plan.cells]
-    task_axes = {axis for axis in labels if len({key[axis] for key in keys if axis in key}) > 1}
     alike = [(axis, of_axis[0]) for axis, of_axis in labels.items() if axis not in (*axes, "suite", "dataset")]
     alike = [(axis, label) for axis, label in alike if label not in ("", "none")]
     data, split = task.cell.spec["data"], task.cell.spec.get("partition")
@@ -274,7 +279,8 @@ def _board(task: Task, grid: Sheet) -> Board | None:
         f"the tables have {quoted}, of one row" * bool(quoted),
         f"suites: {', '.join(task.parts)}",
     ]
-    baselines = dict(plan.baseline for _, plan, _ in task.parts.values() if plan.baseline)
+    vary = Counter(axis for axis, _ in task.labels)
+    baselines = dict(plan.baseline for _, plan in task.parts.values() if plan.baseline)
     asked = next((axis for axis in (*baselines, "defence", "attacker") if axis in axes), axes[-1])
     question = _question(asked, [label for label in labels[asked] if label], baselines.get(asked, ""))
     sign = 1 if grid.columns[sorted_by].best == "min" else -1
@@ -287,16 +293,15 @@ def _board(task: Task, grid: Sheet) -> Board | None:
 
     return Board(
         id=f"board-{digest([task.preset, data, split, task.evaluations, list(task.parts)])[:8]}",
-        title=", ".join([question, title + "".join(variants), *(label for axis, label in alike if axis in task_axes)]),
+        title=", ".join([question, title + "".join(variants), *(label for axis, label in alike if vary[axis] > 1)]),
         about="; ".join(filter(None, remarks)) + ".",
-        grid=grid,
+        task=task,
+        grid=grid.only(sorted(grid.rows, key=order), range(len(grid.columns))),
         axes=axes,
-        rows=sorted(grid.rows, key=order),
         sorted_by=sorted_by,
         choices=[(axis, labels[axis]) for axis in axes if 1 < len(labels[axis]) < min(LABELS + 1, len(rows))],
         asked={*labels[asked]},
-        suites=[*task.parts],
-        preset=task.preset,
+        differences=[],
     )
 
 
@@ -314,23 +319,20 @@ def _strongest_attackers(grid: Sheet, rows: Sequence[Row], task: Task) -> list[R
     """For each defence, network and suite the attacker who identifies most; one who knows what only the client has is
     an upper bound and no attacker.
     """
-    cells = [cell for _, plan, _ in task.parts.values() for cell in plan.cells]
-    bounds = {cell.key.get("attacker") for cell in cells if threats.of_cell(cell.spec).get("threat") == threats.BOUND}
+    of_threats = [(cell.key.get("attacker"), threats.of_cell(cell.spec).get("threat")) for cell in task.cells]
     metrics = [column.metric for column in grid.columns]
     ranked_by = [metrics.index(metric) for metric in ("identification", "psnr") if metric in metrics]
-
-    def identified(row: Row) -> tuple[float, ...]:
-        means = [row.values[0][position].mean for position in ranked_by]
-        return tuple(-1.0 if mean is None else mean for mean in means)
-
-    strongest: dict[tuple[tuple[str, str], ...], Row] = {}
+    strongest: dict[tuple[tuple[str, str], ...], list[Row]] = {}
     for row in rows:
-        others = tuple((axis, label) for axis, label in row.key.items() if axis != "attacker")
-        if row.key.get("attacker") in bounds:
-            continue
-        if others not in strongest or identified(row) > identified(strongest[others]):
-            strongest[others] = row
-    return [*strongest.values()]
+        if (row.key.get("attacker"), threats.BOUND) not in of_threats:
+            others = tuple((axis, label) for axis, label in row.key.items() if axis != "attacker")
+            strongest.setdefault(others, []).append(row)
+
+    def identified(row: Row) -> list[float]:
+        means = [row.values[0][position].mean for position in ranked_by]
+        return [-1.0 if mean is None else mean for mean in means]
+
+    return [max(of_others, key=identified) for of_others in strongest.values()]
 
 
 def _strongest_column(grid: Sheet) -> int:
@@ -338,16 +340,14 @@ def _strongest_column(grid: Sheet) -> int:
 
     A column with published numbers alone is it only where nothing is measured.
     """
+    measured = {entry.column for entry in grid.all() if entry.mean is not None} or {*range(len(grid.columns))}
     metrics = [column.metric for column in grid.columns]
-    measured = {entry.column for entry in grid.all() if entry.mean is not None}
-    attacks = [
-        position
-        for position, column in enumerate(grid.columns)
-        if column.source.stage == "evaluation"
-        and (position in measured or not measured)
+    ranks = [
+        (metric in standard_attacks.TITLES, standard_attacks.strength(metric), position)
+        for position, (metric, column) in enumerate(zip(metrics, grid.columns, strict=True))
+        if column.source.stage == "evaluation" and position in measured
         and all(facts.role(spec) != "corruption" for spec in grid.attacks.get(column.source.metric, ()))
-    ]
-    if not attacks:
-        return metrics.index("identification") if "identification" in metrics else 0
-    ranked = [position for position in attacks if metrics[position] in standard_attacks.TITLES]
-    return max(ranked or attacks, key=lambda position: (standard_attacks.strength(metrics[position]), position))
+    ]  # fmt: skip
+    if ranks:
+        return max(ranks)[2]
+    return metrics.index("identification") if "identification" in metrics else 0

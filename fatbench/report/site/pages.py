@@ -281,7 +281,7 @@ def _overview(board: Board) -> dict[str, Any]:
             under = answer.metric if answer.metric == "natural" else f"under {attack_name(answer.metric)}"
             best, number = answer.sides[side], f"{rounded(100 * fmean(answer.values[side]), 2)} % {under}"
     column = board.grid.columns[board.sorted_by]
-    measured = [row for row in board.rows if row.values[0][board.sorted_by].mean is not None]
+    measured = [row for row in board.grid.rows if row.values[0][board.sorted_by].mean is not None]
     return {
         "id": board.id, "question": board.title, "sentence": minus(board.sentence), "group": group,
         "best": best, "number": number, "difference": minus(signed(test.mean)) if test else "",
@@ -315,7 +315,8 @@ def _heading(board: Board) -> str:
 
 def _difference(board: Board, row: Row) -> dict[str, Any] | None:
     """The difference of a row from its baseline in points, and positions in [0, 100] of 0, its interval and itself."""
-    difference = leaderboards.difference(board, row)
+    cells = {*row.values[0][board.sorted_by].cells}
+    difference = next((one for one in board.differences if cells & one.cells), None)
     if difference is None or (test := difference.test) is None:
         return None
     ends = [end for other in board.differences if other.test for end in (other.test.low, other.test.high)]
@@ -330,7 +331,7 @@ def _difference(board: Board, row: Row) -> dict[str, Any] | None:
 # what the templates call
 SAID = {
     "against": _heading, "attack_text": drilldown.attack_text, "cell": html.cell, "difference": _difference,
-    "latex": lambda board: latex.render([board.grid.only(board.rows, range(len(board.grid.columns)))]),
+    "latex": lambda board: latex.render([board.grid]),
     "marks": significance.marks, "minus": minus, "published_at": PUBLISHED, "stage_text": drilldown.stage_text,
     "way_back": way_back, "words_of": WORDS,
 }  # fmt: skip
