@@ -169,45 +169,23 @@ def doubts(
         if stage != "train" and client < 0:
             on = str(attacks.get(parsed(stage).evaluation, {}).get("on", ""))
             models.setdefault((cell, round, on), {}).setdefault(stage, {})[metric] = value, n
-    attack_facts = _Attacks(attacks)
+    evaluations_of = functools.cache(functools.partial(_evaluations, attacks))  # ten thousand cells share a few
     doubts_by_stage: Doubts = {}
     for (cell, *_), stages in models.items():
         outcomes_of_cell = None if outcomes is None else functools.partial(outcomes, cell)
-        for stage, reasons in _doubts_of_model(stages, attack_facts, data.get(cell, {}), outcomes_of_cell).items():
+        accuracies = [
+            item._replace(value=stages[item.stage][item.label][0], n=stages[item.stage][item.label][1])
+            for item in evaluations_of(tuple(stages))
+            if item.label in stages[item.stage]
+        ]
+        for stage, reasons in _doubts_of_model(stages, accuracies, data.get(cell, {}), outcomes_of_cell).items():
             if reasons:
                 doubts_by_stage[cell, stage] = tuple(reasons)
     return doubts_by_stage
 
 
-class _Attacks:
-    """The evaluations of attacks by the names of their stages, cached: ten thousand cells share a few."""
-
-    def __init__(self, settings: Mapping[str, Mapping[str, Any]]) -> None:
-        self.settings = settings
-        self.evaluations_of = functools.cache(self._evaluations_of)
-
-    def _evaluations_of(self, stages: tuple[str, ...]) -> tuple[_Evaluation, ...]:
-        attacks = {stage: self.settings.get(parsed(stage).evaluation, {}) for stage in stages}
-        found = []
-        for stage, attack in attacks.items():
-            by_gradient: dict[str, str] = {}  # gradient attacks on the same model in the ball of AutoAttack
-            if attack.get("name") == "autoattack" and "origin" not in attack:
-                beside = {other: one for other, one in attacks.items() if one.get("name") in ("fgsm", "pgd", "cw")}
-                by_gradient = {
-                    other: one["name"] for other, one in beside.items()
-                    if "origin" not in one and one.get("norm", "Linf") == attack.get("norm", "Linf")
-                    and number(one.get("eps", 0)) == number(attack.get("eps", 0))
-                }  # fmt: skip
-            found.append(_Evaluation(
-                stage, parsed(stage).metric, parsed(stage).precision, _role(attack) == "attack", "origin" in attack,
-                str(attack.get("on", "")), attack.get("name") == "natural",
-                frozenset(other for other in stages if weaker(attacks[other], attack)), by_gradient,
-            ))  # fmt: skip
-        return tuple(found)
-
-
-class _Evaluation(NamedTuple):
-    """The facts that all evaluations of a stage share, whatever the model."""
+class _Accuracy(NamedTuple):
+    """One evaluation of one model; without value and n what it shares with those of other models."""
 
     stage: str
     label: str
@@ -218,36 +196,38 @@ class _Evaluation(NamedTuple):
     is_natural: bool
     weaker: frozenset[str]  # the stages whose attacks must leave at least as many images right
     by_gradient: Mapping[str, str]  # of AutoAttack: the stages of gradient attacks in its ball -> their names
+    value: float = math.nan
+    n: int = 0
 
 
-class _Accuracy(NamedTuple):
-    """One evaluation of one model."""
-
-    evaluation: _Evaluation
-    value: float
-    n: int
-
-    @property
-    def stage(self) -> str:
-        return self.evaluation.stage
-
-    @property
-    def label(self) -> str:
-        return self.evaluation.label
+def _evaluations(settings: Mapping[str, Mapping[str, Any]], stages: tuple[str, ...]) -> list[_Accuracy]:
+    """What the evaluations of these stages share, whatever the model."""
+    attacks = {stage: settings.get(parsed(stage).evaluation, {}) for stage in stages}
+    found = []
+    for stage, attack in attacks.items():
+        by_gradient: dict[str, str] = {}  # gradient attacks on the same model in the ball of AutoAttack
+        if attack.get("name") == "autoattack" and "origin" not in attack:
+            beside = {other: one for other, one in attacks.items() if one.get("name") in ("fgsm", "pgd", "cw")}
+            by_gradient = {
+                other: one["name"] for other, one in beside.items()
+                if "origin" not in one and one.get("norm", "Linf") == attack.get("norm", "Linf")
+                and number(one.get("eps", 0)) == number(attack.get("eps", 0))
+            }  # fmt: skip
+        found.append(_Accuracy(
+            stage, parsed(stage).metric, parsed(stage).precision, _role(attack) == "attack", "origin" in attack,
+            str(attack.get("on", "")), attack.get("name") == "natural",
+            frozenset(other for other in stages if weaker(attacks[other], attack)), by_gradient,
+        ))  # fmt: skip
+    return found
 
 
 def _doubts_of_model(
     stages: Mapping[str, Mapping[str, tuple[float, int]]],
-    attacks: _Attacks,
+    accuracies: Sequence[_Accuracy],
     data: Mapping[str, Any],
     outcomes: Callable[[str], tuple[int, int]] | None,
 ) -> dict[str, list[Doubt]]:
     """The doubts about each evaluation of one model."""
-    accuracies = [
-        _Accuracy(evaluation, *stages[evaluation.stage][evaluation.label])
-        for evaluation in attacks.evaluations_of(tuple(stages))
-        if evaluation.label in stages[evaluation.stage]
-    ]
     doubts_by_stage: dict[str, list[Doubt]] = {item.stage: [] for item in accuracies}
     for stage, reasons in doubts_by_stage.items():  # those that a run stored with the evaluation
         for metric, (value, _) in stages[stage].items():
@@ -258,7 +238,7 @@ def _doubts_of_model(
     naturals = [
         item
         for item in accuracies
-        if (item.evaluation.is_natural if item.evaluation.on else item.label == "natural")
+        if (item.is_natural if item.on else item.label == "natural")
         if item.n and math.isfinite(item.value)
     ]
     natural = max(naturals, key=lambda accuracy: accuracy.n, default=None)
@@ -271,8 +251,8 @@ def _doubts_of_model(
         guesses = fraction is not None and not above_chance(_pooled(natural, outcomes), natural.n, fraction)
     least_accuracy = min((item.value for item in accuracies if math.isfinite(item.value)), default=0.0)
     for item in accuracies:
-        reasons, is_attacked = doubts_by_stage[item.stage], item.evaluation.is_attacked
-        whose = OWN * bool(item.evaluation.on)
+        reasons, is_attacked = doubts_by_stage[item.stage], item.is_attacked
+        whose = OWN * bool(item.on)
         if whose and not diverged and "chance" in stages[item.stage]:
             fraction = stages[item.stage]["chance"][0]
         if guesses and fraction is not None:
@@ -282,13 +262,13 @@ def _doubts_of_model(
         if item.value > least_accuracy:  # else it exceeds none
             exceeded = _exceeded(item, accuracies, outcomes)
             reasons += (Doubt("order", excess, weak, item.label) for excess, weak in exceeded)
-        if is_attacked and not item.evaluation.is_transferred:
+        if is_attacked and not item.is_transferred:
             reasons += [Doubt("gradient", dead)] if dead > ZERO_GRADIENTS else []
             reasons += [Doubt("directional", astray)] if astray > DIRECTIONAL else []
         if not math.isfinite(item.value):
             reasons.append(Doubt("not_finite"))
-        if item.evaluation.precision != "fp32":
-            reasons.append(Doubt(item.evaluation.precision))
+        if item.precision != "fp32":
+            reasons.append(Doubt(item.precision))
     if outcomes is not None:
         for item in accuracies:
             for weak in _masked(item, accuracies, outcomes):
@@ -298,7 +278,7 @@ def _doubts_of_model(
 
 def _pooled(item: _Accuracy, outcomes: Callable[[str], tuple[int, int]] | None) -> float:
     """The accuracy over all images: of a mean over clients on their own, that of those that train, who come first."""
-    bits, total = outcomes(item.stage) if outcomes is not None and item.evaluation.on else (0, 0)
+    bits, total = outcomes(item.stage) if outcomes is not None and item.on else (0, 0)
     return (bits >> total - item.n).bit_count() / item.n if 0 < item.n <= total else item.value
 
 
@@ -319,13 +299,13 @@ def _exceeded(
 ) -> Iterable[tuple[float, str]]:
     """(excess, label) of each weaker attack that leaves fewer images right than this one."""
     for weak in all_of_model:
-        if not strong.value > weak.value or weak.stage not in strong.evaluation.weaker:
+        if not strong.value > weak.value or weak.stage not in strong.weaker:
             continue
         paired = None
         if outcomes is not None and weak.n == strong.n:
             paired = discordant(outcomes(weak.stage), outcomes(strong.stage))
         if violated((weak.value, weak.n), (strong.value, strong.n), paired):
-            origin_text = ", which was computed on another model," if weak.evaluation.is_transferred else ""
+            origin_text = ", which was computed on another model," if weak.is_transferred else ""
             yield strong.value - weak.value, f"{weak.label}{origin_text}"
 
 
@@ -337,17 +317,17 @@ def _masked(
     beside = [
         item
         for item in all_of_model
-        if item.stage in strong.evaluation.by_gradient
+        if item.stage in strong.by_gradient
         and item.n == n
         and item.value - strong.value > MASKED_TOGETHER  # else no outcome need be read
-        and item.evaluation.precision == strong.evaluation.precision
+        and item.precision == strong.precision
     ]
     if not beside or n < MASKED_IMAGES:
         return []
     (broken, stored), bits = outcomes(strong.stage), {item.stage: outcomes(item.stage) for item in beside}
     if {stored, *(count for _, count in bits.values())} != {n}:
         return []
-    names, right = strong.evaluation.by_gradient, {stage: held & ~broken for stage, (held, _) in bits.items()}
+    names, right = strong.by_gradient, {stage: held & ~broken for stage, (held, _) in bits.items()}
     by_all = functools.reduce(int.__and__, right.values())
     found = [item for item in beside if names[item.stage] != "fgsm"]
     if len(found) > 1 and "cw" in names.values() and _too_many(by_all, n, MASKED_TOGETHER):
