@@ -363,7 +363,7 @@ def weights(rng: random.Random, folder: Path) -> None:
 
     from fatbench.engine.rounds import State
     from fatbench.models import pretrained
-    from fatbench.report.figures import artifacts
+    from fatbench.report.figures import artifacts, plots
     from fatbench.runner import checkpoints
 
     tensors = {"a.weight": torch.ones(2, 3), "a.bias": torch.zeros(2), "n": torch.tensor(3)}
@@ -388,7 +388,7 @@ def weights(rng: random.Random, folder: Path) -> None:
     reads(lambda: pretrained.from_file("vit", file))
     reads(lambda: checkpoints.load_state(file, "cpu"))
     reads(lambda: checkpoints.load_model(file, "cpu"))
-    reads(lambda: [image.png() for image in artifacts.images(artifacts.load(file))])
+    reads(lambda: plots.pictures(artifacts.load(file)))
     if rng.random() < 0.3:
         program("evaluate", str(file), "--db", str(folder / "e.db"))
 

@@ -27,7 +27,7 @@ from fatbench import report
 from fatbench.engine.rounds import Number
 from fatbench.errors import MachineError, NothingMatched, SpecError
 from fatbench.report import contrasts, sentences
-from fatbench.report.figures import artifacts, forest, panel_kinds, plots, series, styles
+from fatbench.report.figures import artifacts, forest, heat_map, panel_kinds, plots, series, styles
 from fatbench.report.formats import records
 from fatbench.report.numbers.doubts import Doubt
 from fatbench.report.numbers.sources import Source
@@ -643,7 +643,7 @@ def test_heat_maps_and_images_as_drawn(drawn: Suite) -> None:
 def test_lines_of_a_caption_fit_the_figure(word: str) -> None:
     """As drawn, whatever the letters: none is cut off at the right, and another word would not have fitted."""
     width, size = 5.2, 5.5
-    said = panel_kinds.wrap_to_width(" ".join([word] * 200), width, size)
+    said = styles.wrap_to_width(" ".join([word] * 200), width, size)
     figure = Figure(figsize=(width, 8), dpi=200)
     lines = [figure.text(0, 0, line, fontsize=size).get_window_extent() for line in said.split("\n")]
     assert said.split() == [word] * 200
@@ -681,24 +681,32 @@ def test_sheets_and_heat_maps_and_lines(tmp_path: Path) -> None:
     kept = artifacts.rounds(tmp_path)
     assert list(kept) == [5]
     tensors = artifacts.load(kept[5])
-    found = {image.name: image for image in artifacts.images(tensors, tile=8)}
+    found = dict(plots.pictures(tensors, tile=8))
     assert list(found) == ["adfl_cross", "adfl_images", "original-reconstruction"]
     assert artifacts.lines(tensors) == [
         "adfl_clients: 4 7", "adfl_weights: 0.25 0.75", "odd: (2, 2, 2, 2), from 0 to 0",
     ]  # fmt: skip
-    page = np.asarray(found["original-reconstruction"].image)
+    page = np.asarray(Image.open(io.BytesIO(found["original-reconstruction"])))
     for grey in (127, 128):  # uint8 rounds 127.5 down, a float is rounded to even
         assert (page == grey).all(axis=2).sum() >= 12 * 8 * 8  # each image eight pixels wide
-    assert found["adfl_images"].png() == artifacts.images(tensors, tile=8)[1].png()
+    assert found == dict(plots.pictures(tensors, tile=8))
     assert artifacts.clients("adfl_cross", tensors) == ["5", "8"]
     assert artifacts.clients("original", tensors)[:2] == ["0", "1"]
 
 
-def test_colours_and_pixels() -> None:
-    """Cividis at its ends and half way; floats are clipped to [0, 1], and grey has three equal channels."""
-    assert artifacts.colour(0) == artifacts.CIVIDIS[0]
-    assert artifacts.colour(1) == artifacts.CIVIDIS[-1]
-    assert artifacts.colour(0.5) == artifacts.CIVIDIS[4]
+def test_squares_have_cividis_their_numbers_and_grey_where_there_is_none() -> None:
+    axes = Figure().subplots()
+    image = heat_map.squares(axes, [[0.0, 0.5, 1.0], [np.nan, 0.2, 0.9]], ["a", "b"], ["x", "y", "z"], ".1f")
+    ends = image.to_rgba([0.0, 1.0], bytes=True)[:, :3].tolist()
+    assert ends == [[0, 34, 77], [253, 231, 55]]
+    assert image.to_rgba([math.nan], bytes=True)[0, :3].tolist() == [0xD9, 0xDC, 0xE1]
+    assert [(text.get_text(), text.get_color()) for text in axes.texts][:3] == [
+        ("0.0", "white"), ("0.5", "white"), ("1.0", "black"),
+    ]  # fmt: skip
+    assert len(axes.texts) == 5 and [text.get_text() for text in axes.get_yticklabels()] == ["a", "b"]
+
+
+def test_pixels_are_clipped_and_grey_has_three_equal_channels() -> None:
     assert artifacts.pixels(np.array([[[-1.0, 0.5, 2.0]]])).tolist() == [[[0] * 3, [128] * 3, [255] * 3]]
     one = artifacts.flat(np.array([[[1.0, np.nan], [np.nan, np.nan]]]))
     assert one[0, 0] == 1 and np.isnan(one[0, 1])

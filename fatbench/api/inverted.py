@@ -10,7 +10,7 @@ from PIL import Image
 
 from fatbench.api.views import planned_suite
 from fatbench.errors import MachineError, NothingMatched, SpecError
-from fatbench.report.figures.artifacts import images as drawn
+from fatbench.report.figures import artifacts
 from fatbench.report.numbers.stored import OVERALL, numbers_of
 from fatbench.store.opening import opened
 from fatbench.store.schema import NUMBERS
@@ -80,4 +80,4 @@ def images_of(files: list[Path], shape: tuple[int, int, int], count: int) -> Ten
 def png(images: Tensor) -> bytes:
     """Images (N, C, H, W) in [0, 1] as one PNG."""
     stack = (images.clamp(0, 1) * 255).round().byte().cpu().numpy()
-    return drawn({"images": stack})[0].png()
+    return artifacts.sheet({"images": stack})

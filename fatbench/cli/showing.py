@@ -166,7 +166,7 @@ def _show_artifacts(cell: str, round: int | None, folder: Path, format: str) -> 
         assert store is not None
         train = store.stages([id]).get((id, "train"))
         digests = {} if train is None else train.record.get("sha256", {})
-    from fatbench.report.figures import artifacts
+    from fatbench.report.figures import artifacts, plots
 
     files = settings.files_folder(settings.database()) / id
     kept_rounds = artifacts.rounds(files)
@@ -178,9 +178,9 @@ def _show_artifacts(cell: str, round: int | None, folder: Path, format: str) -> 
     round = round or max(kept_rounds)
     tensors = artifacts.load(kept_rounds[round], digests.get(kept_rounds[round].relative_to(files).as_posix()))
     image_files = []
-    for image in artifacts.images(tensors):
-        file = folder / f"{id}-round-{round:06d}-{image.name}.png"
-        whole_file.write(file, image.png(), f"-o {folder}", make_folder=True)
+    for name, image in plots.pictures(tensors):
+        file = folder / f"{id}-round-{round:06d}-{name}.png"
+        whole_file.write(file, image, f"-o {folder}", make_folder=True)
         image_files.append(str(file))
     words = artifacts.lines(tensors)
     if format == "json":

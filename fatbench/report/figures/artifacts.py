@@ -14,14 +14,12 @@ Images are uint8, or floats in [0, 1]. Pillow and numpy only: neither torch nor 
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import io
 import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -35,31 +33,7 @@ ROW = 10  # images of a flat stack beside each other
 GAP = 2  # pixels between two images
 MARGIN = 4  # around an image
 LARGEST = 256  # rows or columns of a matrix that is drawn
-NUMBERS = 12  # rows or columns of a matrix whose values are written into it
-INK, SOFT, BLANK = (29, 31, 35), (104, 110, 121), (217, 220, 225)
-# matplotlib's cividis at nine equal steps, from low to high: even for the eye, and the same for the colour-blind
-CIVIDIS = (
-    (0, 34, 78), (18, 53, 112), (59, 73, 108), (87, 93, 109), (112, 113, 115), (138, 134, 120), (165, 156, 116),
-    (195, 179, 105), (254, 232, 56),
-)  # fmt: skip
-
-
-@dataclass(frozen=True)
-class TensorImage:
-    """An image of one tensor, or of several that stand under each other."""
-
-    name: str
-    image: Image.Image
-
-    def png(self) -> bytes:
-        """The file's bytes, the same for the same image."""
-        stream = io.BytesIO()
-        self.image.save(stream, "PNG", optimize=True)
-        return stream.getvalue()
-
-    def uri(self) -> str:
-        """The file as a data URI, for a page that fetches nothing."""
-        return f"data:image/png;base64,{base64.b64encode(self.png()).decode()}"
+INK, SOFT = (29, 31, 35), (104, 110, 121)
 
 
 def rounds(folder: Path) -> dict[int, Path]:
@@ -110,24 +84,6 @@ def is_matrix(tensor: np.ndarray) -> bool:
     return tensor.ndim in (2, 3) and min(tensor.shape) > 0 and max(tensor.shape) <= LARGEST
 
 
-def images(tensors: Tensors, tile: int = 64, brief: bool = False) -> list[TensorImage]:
-    """Sheets and heat maps of all that can be drawn.
-
-    tile: about the side of an image, in pixels; brief: of a tensor (a, b, c) only the mean over c.
-    """
-    drawn_images: list[TensorImage] = []
-    stacks: dict[object, Tensors] = {}
-    for name, tensor in tensors.items():
-        if is_images(tensor):
-            stacks.setdefault(tensor.shape if tensor.ndim == 4 else name, {})[name] = tensor
-        elif is_matrix(tensor):
-            labels = clients(name, tensors)
-            drawn_images.append(TensorImage(name, heat_map(name, flat(tensor) if brief else tensor, tile, labels)))
-    for stack in stacks.values():
-        drawn_images.append(TensorImage("-".join(stack), sheet(stack, tile, clients(next(iter(stack)), tensors))))
-    return sorted(drawn_images, key=lambda image: image.name)
-
-
 def clients(name: str, tensors: Tensors) -> list[str]:
     """The labels of a tensor's rows: the clients that NAME_clients lists, counted from 1, else 0, 1, ..."""
     rows = len(tensors[name])
@@ -152,8 +108,11 @@ def lines(tensors: Tensors) -> list[str]:
     return descriptions
 
 
-def sheet(stack: Mapping[str, np.ndarray], tile: int = 64, rows: Sequence[str] = ()) -> Image.Image:
-    """Images in rows and columns with their indices: a tensor (a, b, ch, H, W), or some (n, ch, H, W) of one shape."""
+def sheet(stack: Mapping[str, np.ndarray], tile: int = 64, rows: Sequence[str] = ()) -> bytes:
+    """A PNG of images in rows and columns with their indices: a tensor (a, b, ch, H, W), or (n, ch, H, W) of one shape.
+
+    tile: about the side of an image, in pixels.
+    """
     first_tensor = next(iter(stack.values()))
     bands: list[list[tuple[str, np.ndarray, int]]] = []  # label, images, the index of the first
     if first_tensor.ndim == 5:
@@ -183,62 +142,9 @@ def sheet(stack: Mapping[str, np.ndarray], tile: int = 64, rows: Sequence[str] =
             for column, image in enumerate(images):
                 page.paste(_image(image, (tile_width, tile_height)), (label_width + column * (tile_width + GAP), y))
             y += tile_height + GAP
-    return ImageOps.expand(page, MARGIN, "white")
-
-
-def heat_map(name: str, tensor: np.ndarray, tile: int = 64, labels: Sequence[str] = ()) -> Image.Image:
-    """A matrix in colours, rows downward; of (a, b, c) the mean over c, then each. One scale, said in the title."""
-    maps = [("" if tensor.ndim == 2 else "mean", flat(tensor))]
-    if tensor.ndim == 3 and tensor.shape[2] > 1:
-        maps += [(f"[{c}]", tensor[:, :, c]) for c in range(tensor.shape[2])]
-    values = tensor.astype(np.float64)
-    finite = values[np.isfinite(values)]
-    low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 0.0)
-    rows, columns = tensor.shape[:2]
-    row_labels = list(labels) or [str(row) for row in range(rows)]
-    column_labels = row_labels if columns == rows else [str(column) for column in range(columns)]
-    has_numbers = max(rows, columns) <= NUMBERS
-    side = 34 if has_numbers else max(2, min(34, 5 * tile // max(rows, columns)))
-    label_width = _text_width(row_labels) + 6 if has_numbers else 0
-    map_width, map_height = label_width + columns * side + 12, (2 if has_numbers else 1) * LINE + rows * side + 8
-    maps_per_row = max(1, min(len(maps), math.ceil(math.sqrt(len(maps) * map_height / map_width))))
-    title = f"{name}: {low:.4g} (dark) to {high:.4g} (light)"
-    width = max(maps_per_row * map_width, _text_width([title]) + 4)
-    page = Image.new("RGB", (width, TOP + math.ceil(len(maps) / maps_per_row) * map_height), "white")
-    draw = ImageDraw.Draw(page)
-    draw.text((0, 0), title, INK, _font())
-    for number, (label, matrix) in enumerate(maps):
-        x, y = (number % maps_per_row) * map_width + label_width, TOP + (number // maps_per_row) * map_height
-        draw.text((x, y), label, INK, _font())
-        if has_numbers:
-            for column in range(columns):
-                _centred(draw, x + (column + 0.5) * side, y + LINE, column_labels[column], SOFT)
-            y += LINE
-        for row in range(rows):
-            if has_numbers:
-                draw.text((x - label_width, y + LINE + (row + 0.5) * side - LINE / 2), row_labels[row], SOFT, _font())
-            for column in range(columns):
-                value = float(matrix[row, column])
-                fraction = (value - low) / (high - low) if high > low else 0.0
-                x0, y0 = x + column * side, y + LINE + row * side
-                draw.rectangle(
-                    (x0, y0, x0 + side - 1, y0 + side - 1), colour(fraction) if math.isfinite(value) else BLANK
-                )
-                if has_numbers and math.isfinite(value):
-                    ink = (255, 255, 255) if fraction < 0.6 else INK
-                    _centred(draw, x0 + side / 2, y0 + side / 2 - LINE / 2, f"{value:.2g}", ink)
-    return ImageOps.expand(page, MARGIN, "white")
-
-
-def colour(fraction: float) -> tuple[int, int, int]:
-    """CIVIDIS between its steps, for a fraction in [0, 1]."""
-    position = min(max(fraction, 0.0), 1.0) * (len(CIVIDIS) - 1)
-    lower_step = min(int(position), len(CIVIDIS) - 2)
-    r, g, b = (
-        round(a + (z - a) * (position - lower_step))
-        for a, z in zip(CIVIDIS[lower_step], CIVIDIS[lower_step + 1], strict=True)
-    )
-    return r, g, b
+    stream = io.BytesIO()
+    ImageOps.expand(page, MARGIN, "white").save(stream, "PNG", optimize=True)
+    return stream.getvalue()
 
 
 def flat(tensor: np.ndarray) -> np.ndarray:

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from fatbench.report.contrasts import LEVEL, Difference
-from fatbench.report.figures.panel_kinds import wrap_to_width
 from fatbench.report.figures.plots import NARROW, TEXT
-from fatbench.report.figures.styles import COLOURS, GREY
+from fatbench.report.figures.styles import COLOURS, GREY, wrap_to_width
 from fatbench.suite.standard_attacks import attack_name, heading
 
 if TYPE_CHECKING:

@@ -1,18 +1,44 @@
-"""A table as a heat map: a square for each number, rows down, headings across; darker is the larger number."""
+"""Heat maps: a square for each number, rows down, columns across; of a table darker is the larger number."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
-from fatbench.report.figures.panel_kinds import wrap_to_width
+import numpy as np
+
+from fatbench.report.figures.styles import wrap_to_width
 from fatbench.report.tables.sheet import Sheet, varying, with_numbers
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.image import AxesImage
 
 SQUARE = 0.3  # inches
 LETTER = 0.075  # inches, of the labels
 LEAST = 3.0  # inches, of a figure
+NAMED = 20  # rows and columns that have a label each
+
+
+def squares(
+    axes: Axes, values: Any, rows: Sequence[str], columns: Sequence[str], digits: str = "",
+    limits: tuple[float, float] | None = None, colours: str = "cividis",
+) -> AxesImage:  # fmt: skip
+    """Draw a matrix, grey where there is no number. digits: format of the numbers in the squares; empty: none."""
+    from matplotlib import colormaps
+
+    values, colour_map = np.asarray(values, float), colormaps[colours].with_extremes(bad="#D9DCE1")
+    image = axes.imshow(values, cmap=colour_map, interpolation="nearest", clim=limits)
+    axes.grid(visible=False)
+    if digits or max(values.shape) <= NAMED:
+        axes.set_yticks(range(len(rows)), rows)
+        axes.set_xticks(range(len(columns)), columns)
+    for (row, column), value in np.ndenumerate(values):
+        if digits and np.isfinite(value):
+            ink = "white" if sum(image.to_rgba(value)[:3]) < 1.5 else "black"
+            axes.text(column, row, f"{value:{digits}}", ha="center", va="center", color=ink, fontsize=6)
+    return image
 
 
 def figure_of(sheet: Sheet, paper_width: float | None = None) -> Figure:
@@ -41,18 +67,13 @@ def figure_of(sheet: Sheet, paper_width: float | None = None) -> Figure:
     height = SQUARE * len(names) + 0.75 * LETTER * max(map(len, heads)) + 0.5
     figure = Figure(figsize=(width, height), layout="constrained")
     axes = figure.subplots()
-    image = axes.imshow(means, cmap="cividis_r", aspect="auto")
-    low, high = image.get_clim()
-    for i, row in enumerate(entries):
-        for j, one in enumerate(row):
-            if one.mean is not None:
-                dark = means[i][j] > (low + high) / 2
-                colour = ("#bbbbbb" if dark else "#777777") if one.doubts else "white" if dark else "black"
-                axes.text(j, i, f"{means[i][j]:.1f}", ha="center", va="center", fontsize=6, color=colour)
-    axes.set_xticks(range(len(heads)), heads, rotation=35, ha="right", rotation_mode="anchor")
-    axes.set_yticks(range(len(names)), names)
-    axes.grid(visible=False)
+    squares(axes, means, names, heads, ".1f", colours="cividis_r").axes.set_aspect("auto")
     axes.tick_params(length=0)
+    for label in axes.get_xticklabels():
+        label.set(rotation=35, ha="right", rotation_mode="anchor")
+    doubts = [one.doubts for row in entries for one in row if one.mean is not None]
+    for text in [text for text, doubted in zip(axes.texts, doubts, strict=True) if doubted]:
+        text.set_color("#bbbbbb" if text.get_color() == "white" else "#777777")
     if paper_width is None:
         said = ", ".join([sheet.name, *constant, *filter(None, [sheet.label])])
         figure.supxlabel(wrap_to_width(said, width, 7), fontsize=7)

@@ -7,12 +7,20 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy
 import numpy as np
 
-from fatbench.report.figures import artifacts
+from fatbench.report.figures import artifacts, heat_map
 from fatbench.report.figures.series import BANDS, Line, Panel, Plot
-from fatbench.report.figures.styles import HATCHES, STYLES, Names, Style, axis_label, group, line_settings
+from fatbench.report.figures.styles import (
+    HATCHES,
+    STYLES,
+    Names,
+    Style,
+    axis_label,
+    group,
+    line_settings,
+    wrap_to_width,
+)
 from fatbench.suite.model import Key
 from fatbench.suite.tables import SERIES
 
@@ -32,22 +40,6 @@ POINTS: dict[str, dict[str, Any]] = {
     "points": {"s": 6, "alpha": 0.45, "linewidths": 0.6},
     "adversarial": {"s": 2, "alpha": 0.6, "linewidths": 0.4, "color": INK},
 }
-
-
-def wrap_to_width(text: str, width: float, size: float, weight: str = "normal") -> str:
-    """Break text into lines that fit `width` inches as they are drawn; a longer word fills a line alone."""
-    from matplotlib.font_manager import FontProperties
-    from matplotlib.textpath import text_to_path
-
-    face, room = FontProperties(size=size, weight=weight), (width - 0.2) * 72
-    lines: list[str] = []
-    for word in text.split():
-        longer = f"{lines[-1]} {word}" if lines else word
-        if lines and text_to_path.get_text_width_height_descent(longer, face, False)[0] <= room:
-            lines[-1] = longer
-        else:
-            lines.append(word)
-    return "\n".join(lines)
 
 
 def _display_value(line: Line, value: float) -> float:
@@ -203,30 +195,21 @@ def raster(panel: Panel, axes: Axes, name: Names, styles: Styles) -> None:
 
 def matrix(panel: Panel, axes: Axes, name: Names, styles: Styles) -> None:
     """Draw a number for each line (or client) and heading: lines downward, headings or attacked models across."""
-    from matplotlib import colormaps
-
     names = [", ".join([*line.key.values(), *([f"client {line.place}"] if line.place else [])]) for line in panel.lines]
     rows = list(dict.fromkeys(names))
     columns = list(dict.fromkeys(line.heading for line in panel.lines))
-    values = numpy.full((len(rows), len(columns)), numpy.nan)
+    values = np.full((len(rows), len(columns)), np.nan)
     for row_name, line in zip(names, panel.lines, strict=True):
         if line.points:
             values[rows.index(row_name), columns.index(line.heading)] = _display_value(line, line.points[-1].mean)
-    axes.grid(visible=False)
-    if numpy.isnan(values).all():
-        axes.set_xticks([])
-        axes.set_yticks([])
+    if np.isnan(values).all():
+        axes.set_axis_off()
         return
-    colours = colormaps["cividis"].with_extremes(bad="#D9DCE1")
-    low, high = (0, 100) if panel.lines[0].source.fraction else (numpy.nanmin(values), numpy.nanmax(values))
-    image = axes.imshow(values, cmap=colours, interpolation="nearest", vmin=low, vmax=high)
-    axes.set_yticks(range(len(rows)), rows)
-    axes.set_xticks(range(len(columns)), columns, rotation=30, ha="right", rotation_mode="anchor")
-    axes.figure.colorbar(image, ax=axes, shrink=0.8).set_label("per cent" if high == 100 else "")
-    for (row, column), value in numpy.ndenumerate(values):
-        if values.size <= 100 and not numpy.isnan(value):
-            colour = "black" if value > (low + high) / 2 else "white"
-            axes.text(column, row, f"{value:.1f}", ha="center", va="center", color=colour, fontsize=6)
+    low, high = (0, 100) if panel.lines[0].source.fraction else (np.nanmin(values), np.nanmax(values))
+    heat_map.squares(axes, values, rows, columns, ".1f" if values.size <= 100 else "", (low, high))
+    axes.figure.colorbar(axes.images[0], ax=axes, shrink=0.8).set_label("per cent" if high == 100 else "")
+    for label in axes.get_xticklabels():
+        label.set(rotation=30, ha="right", rotation_mode="anchor")
 
 
 def tensor(plot: Plot, panel: Panel, line: Line, names: Key, axes: Axes, files: Path | None) -> list[AxesImage]:
@@ -249,7 +232,11 @@ def tensor(plot: Plot, panel: Panel, line: Line, names: Key, axes: Axes, files: 
     if plot.figure.kind == "images" and artifacts.is_images(tensor):
         image_sheet(axes, tensor, rows)
     elif plot.figure.kind == "heatmap" and artifacts.is_matrix(tensor):
-        return [_draw_heat_map(axes, artifacts.flat(tensor), rows)]
+        matrix = artifacts.flat(tensor)
+        columns = rows if len(rows) == matrix.shape[1] else list(map(str, range(matrix.shape[1])))
+        image = heat_map.squares(axes, matrix, rows, columns)
+        axes.figure.colorbar(image, ax=axes, shrink=0.8)
+        return [image]
     else:
         _draw_message(axes, f"{tensor.dtype} {tensor.shape}: not for {plot.figure.kind}")
     return []
@@ -291,18 +278,6 @@ def _draw_message(axes: Axes, message: str) -> None:
     axes.set_xticks([])
     axes.set_yticks([])
     axes.text(0.5, 0.5, message, transform=axes.transAxes, ha="center", color="#888888")
-
-
-def _draw_heat_map(axes: Axes, matrix: Any, rows: Sequence[str]) -> AxesImage:
-    from matplotlib import colormaps
-
-    image = axes.imshow(matrix, cmap=colormaps["cividis"].with_extremes(bad="#D9DCE1"), interpolation="nearest")
-    if max(matrix.shape) <= 20:
-        axes.set_yticks(range(matrix.shape[0]), rows)
-        column_labels = rows if matrix.shape[0] == matrix.shape[1] else list(map(str, range(matrix.shape[1])))
-        axes.set_xticks(range(matrix.shape[1]), column_labels)
-    axes.figure.colorbar(image, ax=axes, shrink=0.8)
-    return image
 
 
 def image_sheet(axes: Axes, tensor: Any, rows: Sequence[str]) -> None:

@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import contextlib
 import io
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from fatbench import whole_file
-from fatbench.report.figures import panel_kinds
-from fatbench.report.figures.panel_kinds import HIGH, INK, WIDE, wrap_to_width
+from fatbench.report.figures import artifacts, heat_map, panel_kinds
+from fatbench.report.figures.panel_kinds import HIGH, INK, WIDE
 from fatbench.report.figures.series import Line, Panel, Plot
-from fatbench.report.figures.styles import GREY, Names, Style, axis_label, handle, styles_of
+from fatbench.report.figures.styles import GREY, Names, Style, axis_label, handle, styles_of, wrap_to_width
 from fatbench.report.numbers.sources import RANGE
 from fatbench.suite.model import Key
 from fatbench.suite.tables import SERIES
@@ -119,6 +122,44 @@ def pages_of(plots: Sequence[Plot], files: Path | None = None) -> list[Figure]:
     return figures
 
 
+def pictures(tensors: artifacts.Tensors, tile: int = 64, brief: bool = False) -> list[tuple[str, bytes]]:
+    """(name, PNG) of all tensors of a round that can be drawn: sheets of images, and heat maps on one scale each.
+
+    tile: about the side of an image, in pixels; brief: of a tensor (a, b, c) only the mean over c.
+    """
+    from matplotlib.figure import Figure
+
+    drawn: list[tuple[str, bytes]] = []
+    stacks: dict[object, artifacts.Tensors] = {}
+    for name, tensor in tensors.items():
+        if artifacts.is_images(tensor):
+            stacks.setdefault(tensor.shape if tensor.ndim == 4 else name, {})[name] = tensor
+        elif artifacts.is_matrix(tensor):
+            whole = tensor.ndim == 3 and tensor.shape[2] > 1 and not brief
+            maps = [artifacts.flat(tensor), *(np.moveaxis(tensor, 2, 0) if whole else ())]
+            finite = np.concatenate([one[np.isfinite(one)] for one in maps])
+            limits = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 0.0)
+            rows, columns = maps[0].shape
+            labels, few = artifacts.clients(name, tensors), max(rows, columns) <= MOST
+            side = 0.34 if few else max(0.02, min(0.34, tile / 20 / max(rows, columns)))  # inches of a square
+            across = math.ceil(math.sqrt(len(maps)))
+            down = -(-len(maps) // across)
+            with settings():
+                size = max(2.4, across * (columns * side + 0.4)), down * (rows * side + 0.4) + 0.3
+                figure = Figure(figsize=size, layout="constrained")
+                figure.suptitle(f"{name}: {limits[0]:.4g} (dark) to {limits[1]:.4g} (light)", fontsize=7)
+                for c, one in enumerate(maps):
+                    axes = figure.add_subplot(down, across, c + 1, title=f"[{c - 1}]" if c else "mean" * whole)
+                    heads = labels if rows == columns else [*map(str, range(columns))]
+                    heat_map.squares(axes, one, labels, heads, ".2g" if few else "", limits)
+                buffer = io.BytesIO()
+                figure.savefig(buffer, format="png", dpi=100)
+            drawn.append((name, buffer.getvalue()))
+    for stack in stacks.values():
+        drawn.append(("-".join(stack), artifacts.sheet(stack, tile, artifacts.clients(next(iter(stack)), tensors))))
+    return sorted(drawn)
+
+
 def _caption(plot: Plot, names: Key) -> str:
     """A caption for a paper: content and seeds, without commits and machine."""
     prefixes = {"seeds": "Seeds ", "perturbation": "Perturbation: "}
@@ -201,10 +242,10 @@ def page_of(
     for axes in grid.flat[len(tiles) :]:
         axes.set_axis_off()
     axes_by_unit: dict[str, Axes] = {}
-    heat_maps: list[Any] = []
+    maps_drawn: list[Any] = []
     for (panel, line), axes in zip(tiles, grid.flat, strict=False):
         if line is not None:
-            heat_maps += panel_kinds.tensor(plot, panel, line, shared_labels, axes, files)
+            maps_drawn += panel_kinds.tensor(plot, panel, line, shared_labels, axes, files)
             continue
         panel_title = ", ".join(axis_label(*one) for one in panel.key.items() if one[0] not in shared_labels)
         if kind == "boundaries":
@@ -231,9 +272,9 @@ def page_of(
             panel_kinds.leave_out_below(tiles[0][0], axes, name, style_by_name)
     if kind == "bars":
         share_across([axes for axes in grid.flat if axes.yaxis_inverted()])
-    limits = [heat_map.get_clim() for heat_map in heat_maps]
-    for heat_map in heat_maps:  # one scale, so that maps can be compared
-        heat_map.set_clim(min(low for low, _ in limits), max(high for _, high in limits))
+    limits = [one.get_clim() for one in maps_drawn]
+    for one in maps_drawn:  # one scale, so that maps can be compared
+        one.set_clim(min(low for low, _ in limits), max(high for _, high in limits))
     if legend:
         figure.legend(
             [*legend.values()], [*legend], loc="lower center", ncols=per_row, frameon=False, handlelength=3.2,

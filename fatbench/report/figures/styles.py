@@ -121,6 +121,22 @@ def group(line: Line) -> str:
     return next((f"{label} (own)" if line.own else label for label in line.key.values()), line.heading)
 
 
+def wrap_to_width(text: str, width: float, size: float, weight: str = "normal") -> str:
+    """Break text into lines that fit `width` inches as they are drawn; a longer word fills a line alone."""
+    from matplotlib.font_manager import FontProperties
+    from matplotlib.textpath import text_to_path
+
+    face, room = FontProperties(size=size, weight=weight), (width - 0.2) * 72
+    lines: list[str] = []
+    for word in text.split():
+        longer = f"{lines[-1]} {word}" if lines else word
+        if lines and text_to_path.get_text_width_height_descent(longer, face, False)[0] <= room:
+            lines[-1] = longer
+        else:
+            lines.append(word)
+    return "\n".join(lines)
+
+
 def handle(kind: str, style: Style) -> Artist:
     """The entry of a style in the legend."""
     from matplotlib.lines import Line2D

@@ -260,19 +260,19 @@ def _kept(files: Path | None, cell: str, seed: int) -> list[tuple[str, str]]:
     """(caption, data URI) of the tensors that the last round stored, as small images."""
     if files is None or not (files / cell / "artifacts").is_dir():
         return []
-    from fatbench.report.figures import artifacts
+    from fatbench.report.figures import artifacts, plots
 
     for round, file in list(artifacts.rounds(files / cell).items())[-1:]:
         tensors = artifacts.load(file)
         words = "; ".join(artifacts.lines(tensors))
-        drawn = artifacts.images(tensors, tile=32, brief=True)
-        return [(f"Seed {seed}, round {round}: {one.name}. {words}".rstrip(". "), one.uri()) for one in drawn]
+        drawn = plots.pictures(tensors, tile=32, brief=True)
+        return [(f"Seed {seed}, round {round}: {name}. {words}".rstrip(". "), uri(image)) for name, image in drawn]
     return []
 
 
-def uri(file: Path) -> str:
-    """An image file as a data URI, for a page that fetches nothing."""
-    return f"data:image/png;base64,{base64.b64encode(file.read_bytes()).decode()}"
+def uri(image: bytes) -> str:
+    """An image as a data URI, for a page that fetches nothing."""
+    return f"data:image/png;base64,{base64.b64encode(image).decode()}"
 
 
 def images_in(folder: Path) -> dict[str, list[tuple[str, str]]]:
@@ -282,5 +282,6 @@ def images_in(folder: Path) -> dict[str, list[tuple[str, str]]]:
         cell, _, round_and_name = file.stem.partition("-round-")
         number, _, name = round_and_name.partition("-")
         if number.isdigit():
-            images_by_cell.setdefault(cell, []).append((f"Round {int(number)}: {name.replace('-', ', ')}", uri(file)))
+            caption = f"Round {int(number)}: {name.replace('-', ', ')}"
+            images_by_cell.setdefault(cell, []).append((caption, uri(file.read_bytes())))
     return images_by_cell

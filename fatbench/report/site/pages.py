@@ -249,8 +249,8 @@ def _kept_images(plot: Plot, files: Path | None, drawn_earlier: Mapping[str, Pat
     """The images of a figure of stored tensors, as data URIs: drawn from the cells' folders, or earlier ones."""
     if files is not None and drawable([plot], files):
         with tempfile.TemporaryDirectory(prefix="fatbench-") as folder:
-            return [drilldown.uri(file) for file in plots.draw([plot], Path(folder), "png", files)]
-    return [drilldown.uri(drawn_earlier[name]) for name in plots.names(plot) if name in drawn_earlier]
+            return [drilldown.uri(file.read_bytes()) for file in plots.draw([plot], Path(folder), "png", files)]
+    return [drilldown.uri(drawn_earlier[name].read_bytes()) for name in plots.names(plot) if name in drawn_earlier]
 
 
 def keep_within(points: Iterable[Point], room: int) -> None:
