@@ -882,19 +882,6 @@ def test_accuracies_are_fractions_in_what_is_asked_and_what_is_said() -> None:
     assert "%" not in str(said.value).replace("95 % interval", "")
 
 
-@pytest.mark.parametrize("seed", [[0, 1], (0,), -1, 1.5, "0", None, True, numpy.arange(2)])
-def test_a_seed_is_one_whole_number(seed: Any) -> None:
-    for call in (
-        lambda: fatbench.evaluate(zeros(), "digits", [], n=20, seed=seed),
-        lambda: fatbench.partition([0, 1], "iid", clients=1, seed=seed),
-    ):
-        with pytest.raises(SpecError, match=r"^seed: expected a whole number of 0 or more, got "):
-            call()
-    kinds = (3, numpy.int64(3), torch.tensor(3))
-    parts = [fatbench.partition([0, 1] * 9, "iid", clients=2, seed=kind)[0].tolist() for kind in kinds]  # type: ignore[arg-type]
-    assert parts[0] == parts[1] == parts[2]
-
-
 def test_numbers_of_numpy_and_torch_are_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     uploads = torch.rand(7, 3)

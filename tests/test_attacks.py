@@ -1114,26 +1114,6 @@ def test_implementation_of_a_plugin_is_its_file(monkeypatch: pytest.MonkeyPatch)
     assert implementation("mine") == "my_attacks.py"
 
 
-@pytest.mark.parametrize(
-    ("node", "message"),
-    [
-        ({"name": "fgsm", "eps": -0.1}, "eps: should be greater than or equal to 0, got -0.1"),
-        ({"name": "fgsm", "eps": 8}, "eps: should be less than or equal to 1, got 8"),
-        ({"name": "fgsm"}, "'fgsm' needs 'eps'"),
-        ({"name": "pgd", "eps": "8/255", "step": "2/255", "steps": 0}, "steps: should be greater than or equal to 1"),
-        ({"name": "pgd", "eps": 0.1, "step": 0.1, "steps": 1, "start": "normal"}, "start: should be 'uniform', '"),
-        ({"name": "autoattack", "eps": 0.1, "version": "custom"}, "version: should be 'standard', 'rand' or 'plus'"),
-        (
-            {"name": "pgd", "eps": 0.1, "step": 0.1, "steps": 1, "norm": "L1"},
-            "norm: should be 'Linf' or 'L2', got 'L1'",
-        ),
-    ],
-)
-def test_a_suite_with_a_bad_setting_is_refused(node: dict[str, object], message: str) -> None:
-    with pytest.raises(SpecError, match=message):
-        calls.check("Attack", node)
-
-
 def test_autoattack_tells_which_attack_begins_on_how_many_images(monkeypatch):
     members.short_autoattack(monkeypatch)
     told = []

@@ -16,11 +16,9 @@ from typer.testing import CliRunner
 
 from fatbench.cli.app import app
 from fatbench.engine.rounds import Cost, Problem, Round, State, Stats, Update
-from fatbench.errors import SpecError
 from fatbench.methods.attacks import fgsm
 from fatbench.methods.diagnostics import boundaries
 from fatbench.models import MODELS
-from fatbench.suite import files
 
 STATS = Stats(0.0, 0.0, 0.0, 1, 1.0, 1)
 
@@ -110,23 +108,3 @@ def test_a_suite_in_the_plane_is_run_and_drawn(tmp_path: Path, monkeypatch: pyte
     for (_, lines), fixed, value in zip(drawn, (0, 1), (0.3, 0.2), strict=True):
         here = np.concatenate([path.vertices for path in lines.get_paths()])
         assert np.abs(here[:, fixed] - value).max() < 0.01 and np.ptp(here[:, 1 - fixed]) > 0.98
-
-
-@pytest.mark.parametrize(
-    ("settings", "reason"),
-    [
-        ("model: {name: small_cnn}", "model: small_cnn: needs images of at least 8x8, got 1x1"),
-        ("monitor: {name: pgd, eps: 8, step: 1, steps: 1}", "monitor: eps and step are fractions of the pixel range"),
-        ("monitor: {name: autoattack, eps: 0.04}", "AutoAttack's targeted losses need at least 4 classes, plane has 2"),
-        ("data: {name: digits}", "diagnostic: boundaries: 10 classes of 1 x 8 x 8 images, not 2 classes of points"),
-    ],
-)
-def test_what_does_not_fit_points_is_one_line(settings: str, reason: str, tmp_path: Path) -> None:
-    """Said of the suite, before anything runs."""
-    name, _, call = settings.partition(": ")
-    file = tmp_path / "mine.yaml"
-    suite = Path(__file__).parent.parent / "suites" / "sfat-plane.yaml"
-    file.write_text(f"name: mine\nextends: {suite}\nbase: {{{name}: {call}}}\n")
-    with pytest.raises(SpecError) as caught:
-        files.load(str(file)).plan("smoke")
-    assert reason in str(caught.value) and len(str(caught.value).splitlines()) == 1

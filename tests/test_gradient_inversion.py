@@ -10,7 +10,6 @@ from torch import Tensor
 
 from fatbench.engine import randomness as rng
 from fatbench.engine.rounds import Problem, Round, State
-from fatbench.errors import SpecError
 from fatbench.methods.algorithms import gradient_inversion as module
 from fatbench.methods.algorithms.gradient_inversion import gradient_inversion
 from fatbench.methods.defences import DEFENCES
@@ -19,7 +18,7 @@ from fatbench.methods.inversions import INVERSIONS, image_measures
 from fatbench.methods.manipulations import MANIPULATIONS
 from fatbench.methods.objectives import standard
 from fatbench.models import MODELS
-from fatbench.suite import cells, cost, files
+from fatbench.suite import cost, files
 
 
 def problem() -> Problem:
@@ -178,45 +177,6 @@ def test_moving_weights_are_broadcast_anew() -> None:
 def test_more_target_clients_than_images() -> None:
     with pytest.raises(ValueError, match="10 rounds of 3 target clients need 30 images, there are 20"):
         watch("none", "patch_ls", rounds=10, target_clients=3)
-
-
-VIT = {"name": "vit", "patch": 4, "dim": 32, "heads": 2, "depth": 1}
-
-
-@pytest.mark.parametrize(
-    ("inversion", "model", "size", "message"),
-    [
-        ({"name": "april"}, {"name": "small_cnn"}, 12, "april needs a transformer with a patch embedding"),
-        ({"name": "patch_ls", "solver": "ridge", "latent": 32}, VIT, 32, "64 unknown patches, and a model of width 32"),
-        ({"name": "patch_span", "latent": 8}, VIT, 32, "gives a system of rank 32"),
-        ({"name": "masked", "latent": 24}, VIT, 32, "latent: 24 is 576 unknowns a channel, .* at most 512"),
-    ],
-)  # fmt: skip
-def test_what_cannot_be_solved_is_refused_before_anything_runs(inversion, model, size, message) -> None:
-    """Too few equations, and networks without what the attack reads; a rate outside [0, 1) by its type."""
-
-    def cell(**changes):
-        algorithm = {
-            "name": "gradient_inversion",
-            "rounds": 1,
-            "objective": "standard",
-            "defence": "none",
-            "inversion": inversion,
-        }
-        spec = {"seed": 0, "data": "digits", "size": size, "partition": {"name": "iid", "clients": 1}, "model": model}
-        return cells.canonical({**spec, "algorithm": algorithm, **changes}, "here")
-
-    with pytest.raises(SpecError, match=f"here: algorithm: inversion: .*{message}"):
-        cell()
-    inversion = {**inversion, "latent": 8} if "latent" in inversion else inversion
-    cell(model={**VIT, "dim": 64})
-
-
-def test_a_defence_of_positions_needs_some() -> None:
-    algorithm = {"name": "gradient_inversion", "rounds": 1, "objective": "standard", "defence": "fixed_position"}
-    data = {"seed": 0, "data": "digits", "size": 12, "partition": {"name": "iid", "clients": 1}}
-    with pytest.raises(SpecError, match="here: algorithm: defence: fixed_position withholds learned positions"):
-        cells.canonical({**data, "model": "small_cnn", "algorithm": {**algorithm, "inversion": "matching"}}, "here")
 
 
 def test_a_plan_knows_that_nothing_is_trained():

@@ -653,20 +653,6 @@ def test_no_step_waits_for_the_device(name: str) -> None:
         loss.backward()
 
 
-@pytest.mark.parametrize(
-    ("node", "message"),
-    [
-        ({"name": "trades", "attack": INNER, "beta": -1}, "beta: should be greater than or equal to 0, got -1"),
-        ({"name": "mixed_at", "attack": INNER, "ratio": 1.5}, "ratio: should be less than or equal to 1, got 1.5"),
-        ({"name": "at", "attack": "pdg"}, r"no attack is named 'pdg' \(did you mean 'pgd'\?\)"),
-        ({"name": "at"}, "'at' needs 'attack'"),
-    ],
-)
-def test_a_suite_with_a_bad_setting_is_refused(node: dict[str, object], message: str) -> None:
-    with pytest.raises(SpecError, match=message):
-        calls.check("Objective", node)
-
-
 # --- proximal terms -----------------------------------------------------------------------------------------------
 
 

@@ -800,22 +800,3 @@ def test_python_takes_plug_ins_as_the_commands_do(place, monkeypatch):
     assert fatbench.plan("mine.yaml", plugins=["mine.py"])["method"].tolist() == ["FedAvg", "Mine"]
     with pytest.raises(SpecError, match=r"^plugins: plugin .*none.py: No such file or directory"):
         fatbench.table("mine.yaml", plugins=["none.py"])
-
-
-@pytest.mark.slow
-def test_python_keeps_what_an_older_version_computed_until_told_otherwise(place, capsys):
-    import fatbench
-
-    (place / "mine.yaml").write_text(SUITE.replace("plugins: [mine.py]\n", ""))
-    chosen = {"where": "method=Mine", "jobs": 1, "plugins": ["mine.py"]}
-    assert fatbench.run("mine.yaml", **chosen)["status"].tolist() == ["done"]
-    edited = AGGREGATOR.replace("only(updates, context):", "only(updates, context, *, top: int = 1):")
-    (place / "mine.py").write_text(edited)
-    capsys.readouterr()
-    assert fatbench.run("mine.yaml", **chosen)["status"].tolist() == ["changed"]
-    assert "1 cell was computed with other inputs than today's and is kept" in capsys.readouterr().err
-    assert fatbench.run("mine.yaml", rerun_changed=True, **chosen)["status"].tolist() == ["done"]
-    assert sha(edited)[:12] in fatbench.table("mine.yaml", plugins=["mine.py"]).markdown()
-    delete()
-    with pytest.raises(SpecError, match=r"no attack is named 'blank'.*runs in the database used the plug-in mine"):
-        fatbench.results("mine.yaml")

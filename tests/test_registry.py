@@ -67,14 +67,6 @@ def test_build_binds_numbers_and_nested_calls():
     assert objective.keywords["attack"].keywords["steps"] == 10
 
 
-def test_the_file_of_settings_is_what_the_functions_say():
-    """By it results are read without importing a method (regenerate: make settings)."""
-    now = signatures.shipped()
-    assert signatures.FILE.read_text() == now
-    assert json.loads(now).keys() == {*signatures.TABLES, *signatures.CLASSES}
-    assert all(one["summary"] for table in json.loads(now).values() for one in table.values())
-
-
 def test_golden_defaults_never_change():
     """A cell's identity leaves out settings at their default, so a default is part of every identity: to change one
     is to give the function another name. New settings may be added (regenerate: make golden).

@@ -18,7 +18,7 @@ from fatbench.runner import progress
 from fatbench.store import jsonl as lines_of_results
 from fatbench.store import timing
 from fatbench.store.stages import Store
-from fatbench.suite import asked, calls, cells, files, language, trees
+from fatbench.suite import calls, cells, files, language, trees
 
 pytest_plugins = ("databases",)
 SUITES = Path(__file__).parent.parent / "suites"
@@ -120,10 +120,6 @@ def test_the_list_of_suites_reads_none_of_ours_and_counts_others(
     assert rows["fat-byzantine"]["smoke"] == 100
     monkeypatch.setattr(files, "locate", lambda name: Path("suites/grid.yaml"))
     assert {row["presets"]["paper"] for row in files.listing()} == {180}
-
-
-def test_the_file_of_sizes_is_what_suites_say() -> None:
-    assert asked.LISTING.read_text() == files.shipped()  # make settings
 
 
 # --- what is printed ---------------------------------------------------------------------------------------------

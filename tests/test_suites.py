@@ -27,10 +27,9 @@ from fatbench.errors import NothingMatched, SpecError
 from fatbench.report.numbers.sources import Source
 from fatbench.suite import calls, cost, files, tables, threats, trees
 from fatbench.suite.cells import Cell, Plan
-from fatbench.suite.facts import cohort
 from fatbench.suite.files import Suite, load
 from fatbench.suite.tables import Table
-from fatbench.suite.types import number, parse_seeds, seeds_text
+from fatbench.suite.types import parse_seeds, seeds_text
 
 ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "suites"
@@ -75,10 +74,6 @@ def points(table: Table, plan: Plan) -> list[dict[str, str]]:
 
 
 # --- what is shipped ----------------------------------------------------------------------------------------------
-
-
-def test_every_suite_of_the_issue_is_there() -> None:
-    assert set(NAMES) >= OF_THE_ISSUE
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -293,39 +288,6 @@ SHARED: list[list[tuple[str, dict[str, str]]]] = [
         ("sfat-drift", {"dataset": "CIFAR-10", "split": "equal", "optimizer": "FedAvg", "method": "SFAT"}),
         ("sfat-standard", {"training": "AT", "optimizer": "FedAvg", "alpha": "1/6"}),
     ],
-    [  # SFAT at alpha 1/11, FedAvg, Non-IID, CIFAR-10
-        ("sfat-local-methods", {"local": "AT", "method": "SFAT"}),
-        ("sfat-reverse", {"dataset": "CIFAR-10", "r": "1.2"}),
-        ("sfat-drift", {"dataset": "CIFAR-10", "split": "equal", "optimizer": "FedAvg", "method": "SFAT 1/11"}),
-        ("sfat-standard", {"training": "AT", "optimizer": "FedAvg", "alpha": "1/11"}),
-    ],
-    [  # FAT, FedAvg, Non-IID, SVHN: three files give SVHN's settings
-        ("sfat-svhn", {"partition": "Non-IID", "optimizer": "FedAvg", "method": "FAT"}),
-        ("sfat-audit", {"dataset": "SVHN", "method": "FAT"}),
-        ("sfat-strength", {"dataset": "SVHN", "eps": "4/255"}),
-        ("sfat-per-client", {"dataset": "SVHN", "method": "FAT", "holdout": "none"}),
-        ("sfat-local-epochs", {"dataset": "SVHN", "E": "2", "method": "FAT"}),
-        ("sfat-reverse", {"dataset": "SVHN", "r": "1.0"}),
-        ("sfat-softbetter", {"dataset": "SVHN", "method": "FAT"}),
-        ("sfat-anneal", {"dataset": "SVHN", "method": "FAT"}),
-        ("sfat-drift", {"dataset": "SVHN", "split": "equal", "optimizer": "FedAvg", "method": "FAT"}),
-    ],
-    [  # SFAT, FedAvg, Non-IID, SVHN: alpha 1/11 is both Table 3's and Table 10's r = 1.2
-        ("sfat-svhn", {"partition": "Non-IID", "optimizer": "FedAvg", "method": "SFAT"}),
-        ("sfat-audit", {"dataset": "SVHN", "method": "SFAT"}),
-        ("sfat-local-epochs", {"dataset": "SVHN", "E": "2", "method": "SFAT"}),
-        ("sfat-reverse", {"dataset": "SVHN", "r": "1.2"}),
-        ("sfat-anneal", {"dataset": "SVHN", "method": "SFAT"}),
-    ],
-    [  # FedProx, SVHN
-        ("sfat-svhn", {"partition": "Non-IID", "optimizer": "FedProx", "method": "SFAT"}),
-        ("sfat-mu", {"mu": "0.01", "method": "SFAT"}),
-        ("sfat-drift", {"dataset": "SVHN", "split": "equal", "optimizer": "FedProx", "method": "SFAT"}),
-    ],
-    [  # FedProx, CIFAR-10
-        ("sfat-cifar10", {"partition": "Non-IID", "optimizer": "FedProx", "method": "SFAT"}),
-        ("sfat-drift", {"dataset": "CIFAR-10", "split": "equal", "optimizer": "FedProx", "method": "SFAT"}),
-    ],
     [  # 20 clients, SVHN: Table 20's ratio 1.0 repeats Table 16
         ("sfat-clients", {"dataset": "SVHN", "clients": "20", "skew": "s=2", "method": "SFAT"}),
         ("sfat-participation", {"participation": "1.0", "method": "SFAT"}),
@@ -349,21 +311,6 @@ SHARED: list[list[tuple[str, dict[str, str]]]] = [
 def test_suites_share_cells(group: list[tuple[str, dict[str, str]]]) -> None:
     """What one suite has trained, another only evaluates."""
     assert len({cell(name, **key).id for name, key in group}) == 1
-
-
-def test_different_experiments_are_different_cells() -> None:
-    fat = cell("sfat-cifar10", partition="Non-IID", optimizer="FedAvg", method="FAT").id
-    others = [
-        cell("sfat-cifar10", partition="IID", optimizer="FedAvg", method="FAT"),
-        cell("sfat-cifar10", partition="Non-IID", optimizer="FedProx", method="FAT"),
-        cell("sfat-cifar10", partition="Non-IID", optimizer="SCAFFOLD", method="FAT"),
-        cell("sfat-local-epochs", dataset="CIFAR-10", E="1", method="FAT"),
-        cell("sfat-audit", dataset="CIFAR-10", method="FAT shrunk"),
-        cell("sfat-standard", training="standard", optimizer="FedAvg", alpha="0"),
-    ]
-    assert len({fat, *(c.id for c in others)}) == 7
-    holdout = cell("sfat-per-client", dataset="SVHN", method="FAT", holdout="10%")
-    assert holdout.id != cell("sfat-per-client", dataset="SVHN", method="FAT", holdout="none").id
 
 
 # --- the paper's settings (methods: SFAT) --------------------------------------------------------------------------
@@ -438,24 +385,6 @@ def test_settings_of_tables_3_and_21(name: str) -> None:
     assert plan(name).checkpoints == ["last", "best-val", "best-test"]
 
 
-def test_rows_of_tables_3_and_21() -> None:
-    """12 cells and the centralised one, times three seeds; readings beyond the paper come on top."""
-    both = [("Non-IID", o, m) for o in ("FedAvg", "FedProx", "SCAFFOLD") for m in ("FAT", "SFAT")]
-    table_21 = {*both, *(("IID", o, m) for _, o, m in both), ("IID", "Centralized", "AT")}
-    variants = {
-        ("IID", "Centralized (released)", "AT"),
-        ("Non-IID", "FedProx (squared)", "FAT"), ("Non-IID", "FedProx (squared)", "SFAT"),
-        ("Non-IID", "SCAFFOLD (released)", "FAT"), ("Non-IID", "SCAFFOLD (released)", "SFAT"),
-        ("Non-IID", "SCAFFOLD (released)", "SFAT (released)"), ("Non-IID", "FedAvg", "SFAT (released)"),
-        ("Non-IID", "FedProx", "SFAT (released)"),
-    }  # fmt: skip
-    for name in ("sfat-cifar10", "sfat-svhn"):
-        assert {tuple(c.key.values()) for c in plan(name).cells} == table_21 | variants
-        assert len(plan(name).cells) == 3 * 21
-    five = {("Non-IID K=5", o, m) for _, o, m in both}
-    assert {tuple(c.key.values()) for c in plan("sfat-cifar100").cells} == table_21 | variants | five
-
-
 def test_tables_stand_in_the_order_of_the_paper() -> None:
     """Rows by optimizer, variants under the row that they vary; Non-IID left of IID, as in Table 21."""
     rows = {}
@@ -468,123 +397,6 @@ def test_tables_stand_in_the_order_of_the_paper() -> None:
     assert rows["T3"] == pairs
     assert rows["T21"] == [*pairs, ("Centralized", "AT"), ("Centralized (released)", "AT")]
     assert rows["T3-variants"][:3] == [("FedAvg", "FAT"), ("FedAvg", "SFAT"), ("FedAvg", "SFAT (released)")]
-
-
-def _aggregator(c: Cell) -> tuple[Any, ...]:
-    aggregator = c.spec["algorithm"]["aggregator"]
-    return (aggregator["name"], aggregator.get("alpha", aggregator.get("r")), aggregator.get("top"))
-
-
-def test_clients() -> None:
-    """Tables 1 and 16: K/5 up-weighted, alpha 1/11; the own fraction of s = 2 against a fixed 92 per cent."""
-    for c in plan("sfat-clients").cells:
-        k = int(c.key["clients"])
-        assert c.spec["partition"]["clients"] == k
-        assert c.spec["partition"]["own_fraction"] == (0.92 if c.key["skew"] == "own fraction 92%" else None)
-        assert _aggregator(c) == (("sfat", "1/11", k // 5) if c.key["method"] == "SFAT" else ("samples", None, None))
-    assert {c.key["dataset"] for c in plan("sfat-clients").cells if c.key["skew"] != "s=2"} == {"CIFAR-10"}
-
-
-def test_local_methods() -> None:
-    attack = {"eps": "8/255", "step": "2/255", "steps": 10}
-    want = {
-        "AT": AT_8,
-        "TRADES": {"name": "trades", "attack": {"name": "pgd_kl", **attack}},
-        "MART": {"name": "mart", "attack": {"name": "pgd", **attack, "start": "gaussian"}},
-    }
-    for c in plan("sfat-local-methods").cells:
-        assert short("Objective", c.spec["algorithm"]["local"]["objective"]) == want[c.key["local"]]
-        assert c.spec["algorithm"]["local"]["objective"].get("beta", 6.0) == 6.0
-        assert _aggregator(c) == (("sfat", "1/11", 1) if c.key["method"] == "SFAT" else ("samples", None, None))
-
-
-def test_strength() -> None:
-    """Training eps as in Table 5, step eps/4; the monitor and the evaluation keep the full radius."""
-    found: dict[str, list[str]] = {}
-    for c in plan("sfat-strength").cells:
-        attack = c.spec["algorithm"]["local"]["objective"]["attack"]
-        assert number(attack["step"]) == pytest.approx(number(attack["eps"]) / 4)
-        found.setdefault(c.key["dataset"], []).append(attack["eps"])
-        assert c.spec["monitor"]["eps"] == {"CIFAR-10": "8/255", "SVHN": "4/255"}[c.key["dataset"]]
-    assert {d: sorted(set(eps)) for d, eps in found.items()} == {
-        "CIFAR-10": ["2/255", "4/255", "8/255"],
-        "SVHN": ["1/255", "2/255", "4/255"],
-    }
-
-
-def test_two_set_suites_use_alpha_of_table_3() -> None:
-    for name in ("sfat-per-client", "sfat-local-epochs", "sfat-softbetter", "sfat-anneal", "sfat-audit"):
-        for c in plan(name).cells:
-            if c.key["method"] in ("SFAT", "SFAT-annealed"):
-                want = (
-                    ("1/6", 1)
-                    if c.key["dataset"] == "CIFAR-10"
-                    else ("1/11", 4 if c.key["dataset"] == "CIFAR-100" else 1)
-                )
-                assert _aggregator(c)[1:] == want, (name, c.key)
-
-
-def test_per_client() -> None:
-    held = {c.spec["client_holdout"] for c in plan("sfat-per-client").cells if c.key["holdout"] == "10%"}
-    assert held == {0.1}
-    assert {c.key["dataset"] for c in plan("sfat-per-client").cells if c.key["holdout"] == "10%"} == {"SVHN"}
-
-
-def test_local_epochs() -> None:
-    found = {(c.key["dataset"], c.spec["algorithm"]["local"]["epochs"]) for c in plan("sfat-local-epochs").cells}
-    assert found == {("CIFAR-10", 10), ("CIFAR-10", 5), ("CIFAR-10", 1), ("SVHN", 5), ("SVHN", 2), ("SVHN", 1)}
-
-
-def test_reverse() -> None:
-    aggregators = {c.key["r"]: _aggregator(c) for c in plan("sfat-reverse").cells}
-    assert aggregators == {
-        "1.4": ("sfat", "1/6", 1),
-        "1.2": ("sfat", "1/11", 1),
-        "1.0": ("samples", None, None),
-        "0.8": ("resfat_deemph", 0.8, 1),
-        "0.6": ("resfat_deemph", 0.6, 1),
-        "1.2 on the largest loss": ("resfat_up_large", "1/11", 1),
-        "1.4 on the largest loss": ("resfat_up_large", "1/6", 1),
-    }
-
-
-def test_softbetter_and_anneal() -> None:
-    aggregators = {c.key["method"]: c.spec["algorithm"]["aggregator"] for c in plan("sfat-softbetter").cells}
-    assert aggregators["FedSoftBetter"] == {"name": "fedsoftbetter", "temperature": 0.3125}
-    assert aggregators["FedSoftBetter (released weights)"] == {"name": "fedsoftbetter_released", "temperature": -20.0}
-    annealed = {
-        c.key["dataset"]: _aggregator(c) for c in plan("sfat-anneal").cells if c.key["method"] == "SFAT-annealed"
-    }
-    assert annealed == {"CIFAR-10": ("sfat_annealed", "1/6", 1), "SVHN": ("sfat_annealed", "1/11", 1)}
-
-
-def test_mu() -> None:
-    found = {c.key["mu"]: short("Proximal", c.spec["algorithm"]["local"]["proximal"]) for c in plan("sfat-mu").cells}
-    assert found == {mu: {"name": "norm_per_tensor", "mu": float(mu)} for mu in ("0.01", "0.05", "0.1")}
-
-
-def test_unequal() -> None:
-    """Splits that hit the published ranges in shards; a fifth of the clients up-weighted; three rankings."""
-    shards = {"name": "unequal_shards", "shard_size": None}
-    want = {
-        "CIFAR-10 K=5 6000-13000": {**shards, "clients": 5, "shards": 50, "max_shards": 30, "split_seed": 24},
-        "CIFAR-10 K=10 1000-8000": {**shards, "clients": 10, "shards": 50, "max_shards": 30, "split_seed": 10},
-        "SVHN K=5 5860-26370": {**shards, "clients": 5, "shards": 50, "max_shards": 30, "split_seed": 142},
-        "SVHN K=10 1465-13185": {**shards, "clients": 10, "shards": 50, "max_shards": 30, "split_seed": 0},
-        "SVHN K=10 50-16700": {**shards, "clients": 10, "shards": 1445, "max_shards": 1465, "split_seed": 4113},
-    }
-    rankings = {"SFAT": "nk_weighted", "SFAT by mean loss": "mean_loss", "SFAT by released loss": "released"}
-    for c in plan("sfat-unequal").cells:
-        assert c.spec["partition"] == want[c.key["split"]]
-        assert c.key["split"].startswith(c.key["dataset"])
-        assert c.spec["data"]["name"] == {"CIFAR-10": "cifar10", "SVHN": "svhn"}[c.key["dataset"]]
-        if c.key["method"] != "FAT":
-            aggregator = c.spec["algorithm"]["aggregator"]
-            assert aggregator["top"] == c.spec["partition"]["clients"] // 5
-            assert aggregator["rank_by"] == rankings[c.key["method"]]
-            assert aggregator["alpha"] == (
-                "1/6" if (c.key["dataset"], c.key["optimizer"]) == ("CIFAR-10", "FedAvg") else "1/11"
-            )
 
 
 def test_unequal_splits_have_the_published_sizes() -> None:
@@ -603,49 +415,6 @@ def test_unequal_splits_have_the_published_sizes() -> None:
             assert (min(sizes), max(sizes)) == tuple(n * shard[dataset] for n in want[rest])
         else:
             assert (min(sizes), max(sizes)) == (50, 16_700)
-
-
-def test_participation() -> None:
-    found = {}
-    for c in plan("sfat-participation").cells:
-        assert c.spec["partition"]["clients"] == 20
-        if c.key["method"] == "SFAT":
-            found[c.key["participation"]] = (cohort(c.spec), *_aggregator(c))
-    assert found == {
-        "0.2": (4, "sfat", "1/11", 1),
-        "0.4": (8, "sfat", "1/11", 2),
-        "0.6": (12, "sfat", "1/11", 2),
-        "0.8": (16, "sfat", "1/11", 3),
-        "1.0": (20, "sfat", "1/11", 4),
-    }
-
-
-def test_standard() -> None:
-    for c in plan("sfat-standard").cells:
-        standard = c.key["training"] == "standard"
-        objective = short("Objective", c.spec["algorithm"]["local"]["objective"])
-        assert objective == ({"name": "standard"} if standard else AT_8)
-        assert c.spec["monitor"]["name"] == ("natural" if standard else "pgd")
-        assert c.spec["partition"]["clients"] == (8 if "top" in c.key else 5)
-    tops = {c.key["top"]: _aggregator(c) for c in plan("sfat-standard").cells if "top" in c.key}
-    assert tops["0 of 8"] == ("samples", None, None)
-    assert [tops[f"{n} of 8"] for n in (1, 2, 3, 4)] == [("sfat", "1/11", n) for n in (1, 2, 3, 4)]
-
-
-def test_celeba() -> None:
-    for c in plan("sfat-celeba").cells:
-        assert c.spec["partition"] == {"name": "by_writer", "clients": 455, "min_images": 2}
-        assert cohort(c.spec) == 10
-        assert c.spec["algorithm"]["local"]["epochs"] == 1 and c.spec["algorithm"]["local"]["batch"] == 32
-        assert _aggregator(c) == (("sfat", "1/6", 4) if c.key["method"] == "SFAT" else ("samples", None, None))
-
-
-def test_audit_has_control_and_release_with_the_same_factor() -> None:
-    r = {"CIFAR-10": (1.4, 1), "SVHN": (1.2, 1), "CIFAR-100": (1.2, 4)}
-    for c in plan("sfat-audit").cells:
-        name = {"FAT shrunk": "fedavg_shrink", "SFAT (released weights)": "sfat_released"}.get(c.key["method"])
-        if name:
-            assert _aggregator(c) == (name, *r[c.key["dataset"]])
 
 
 # --- the published numbers ----------------------------------------------------------------------------------------
