@@ -182,21 +182,6 @@ def test_one_that_fails_or_is_elsewhere_leaves_the_others_to_run(attacks, machin
     assert attacks.said() == EVERY[:1]
 
 
-def test_attacks_of_another_version_are_kept_or_begin_again(attacks, machine, store, monkeypatch) -> None:
-    assert attack_models(turn(store, machine), machine, False) == "done"
-    attacks.said()
-    monkeypatch.setattr(
-        attacking.versions, "changed",
-        lambda jobs, where: {job.cell: {FGSM.stage(3): "a.py"} for job in jobs if where is store},
-    )  # fmt: skip
-    assert attack_models(turn(store, machine), machine, False) == "done" and attacks.said() == []
-    attacks.ends["fgsm"] = "interrupted"
-    assert attack_models(turn(store, machine), recovering(machine, rerun_changed=True), False) == "interrupted"
-    assert attacks.said() == [("fgsm", 3)]
-    row = store.stages()[JOB.cell, FGSM.stage(3)]
-    assert (row.status, row.record) == ("interrupted", {})
-
-
 def test_an_attack_with_another_cell_s_model_waits_for_it(attacks, machine, store) -> None:
     """And is done again, if a person asks for it, when that is another; what fails is said before what waits."""
     events = list[Event]()
@@ -220,19 +205,6 @@ def test_an_attack_with_another_cell_s_model_waits_for_it(attacks, machine, stor
     events.clear()
     assert attack_models(at, machine, False) == "failed"
     assert [event.kind for event in events] == ["failed"]
-
-
-def test_a_damaged_model_is_trained_again_once(attacks, machine, store) -> None:
-    """Where it was trained here; the attack is given back."""
-    attacks.ends["natural"] = checkpoints.DamagedCheckpoint("it is damaged")
-    with pytest.raises(checkpoints.DamagedCheckpoint):
-        attack_models(turn(store, machine), machine, False)
-    assert attacks.said() == EVERY[:1] and store.stages()[JOB.cell, NATURAL.stage(3)].status == "interrupted"
-    assert attack_models(turn(store, machine), machine, True) == "failed"
-    assert attacks.said() == EVERY
-    train(store, JOB.cell, {"last": {"round": 3}})
-    assert attack_models(turn(store, machine), recovering(machine, retry_failed=True), False) == "failed"
-    assert attacks.said() == EVERY[:1]
 
 
 def test_an_attack_out_of_memory_is_tried_again_while_its_lease_is_renewed(machine, store, monkeypatch) -> None:
@@ -264,20 +236,6 @@ def test_an_attack_out_of_memory_is_tried_again_while_its_lease_is_renewed(machi
         "ended",
     ]
     assert (row["microbatch"], row["out_of_memory"]) == (5, "no more")
-
-
-def test_an_attack_without_a_deterministic_kernel_goes_on_and_says_so(machine, store, monkeypatch) -> None:
-    def attack(stage: _Stage, there: Turn, loaded: _Loaded, run: int, how: Machine) -> str:
-        if how.strict:
-            raise RuntimeError("no put")
-        return "done"
-
-    monkeypatch.setattr(attacking, "_attack", attack)
-    monkeypatch.setattr("fatbench.engine.precision.exact", lambda *given, **named: None)
-    monkeypatch.setattr("fatbench.engine.precision.without_kernel", lambda error: "put_")
-    at = replace(turn(store, machine), job=replace(JOB, evaluations=[NATURAL], checkpoints=["last"]))
-    assert attack_models(at, machine, False) == "done"
-    assert [run.get("not_reproducible") for run in store.runs()] == [None, "put_ has no deterministic kernel"]
 
 
 # --- what they share ----------------------------------------------------------------------------------------------

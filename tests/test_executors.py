@@ -121,6 +121,7 @@ print([name for name in heavy.split() if name in sys.modules])
     assert done.stdout.decode() == "done\n[]\n"
 
 
+@pytest.mark.nightly
 def test_a_worker_that_has_met_timm_ends_without_a_word(jobs, machine):
     """timm brings torchvision and triton, whose functions complain at the end when the collector may not see them."""
     code = """

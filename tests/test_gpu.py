@@ -209,6 +209,7 @@ def test_attack(name: str, gpu: Pretended, monkeypatch: pytest.MonkeyPatch) -> N
     assert foreign or not gpu.waits
 
 
+@pytest.mark.nightly
 def test_autoattack_has_the_same_outcomes_whatever_fits_at_a_time(
     gpu: Pretended, monkeypatch: pytest.MonkeyPatch
 ) -> None:

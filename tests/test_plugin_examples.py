@@ -48,7 +48,10 @@ def test_every_example_is_run() -> None:
     assert {file.stem for file in FILES} == ROWS.keys()
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+@pytest.mark.parametrize(
+    "file",
+    [pytest.param(file, marks=[pytest.mark.nightly] * (file.stem == "remembering"), id=file.stem) for file in FILES],
+)
 def test_the_contract_holds(file: Path, own_plugins: None) -> None:
     plugins.add(file, "")
     found = [*testing.check(file)]

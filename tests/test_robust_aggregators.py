@@ -355,7 +355,7 @@ ROBUST: dict[str, dict[str, Any]] = {  # those that bear malicious clients, here
     for name in NAMES
     if getattr(AGGREGATORS[name], "bears", None) is not None
 }
-LENGTHS = (1e6, 1e10, 1e15, 1e18, 1e20, 1e30, 3e38)
+LENGTHS = (1e10, 1e20, 3e38)  # the squares of the second are beyond float32
 SHAPES = ("all entries", "one entry", "opposite")
 
 
@@ -387,7 +387,7 @@ def test_the_length_of_an_upload_decides_nothing(name: str, shape: str, dtype: t
     for start in (torch.zeros(40, dtype=dtype), None):
         near = fatbench.aggregate(name, among(shape, 1e3, dtype), broadcast=start, **ROBUST[name])
         assert near.dtype == dtype and float((near - 1).norm()) < 1.5
-        for size in (*LENGTHS, *((1e100, 1e150) if dtype == torch.float64 else ())):
+        for size in (*LENGTHS, *((1e150,) if dtype == torch.float64 else ())):
             found = fatbench.aggregate(name, among(shape, size, dtype), broadcast=start, **ROBUST[name])
             torch.testing.assert_close(found, near, rtol=0, atol=2e-3, msg=f"{name}, {shape}, {size}")
 

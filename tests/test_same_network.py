@@ -86,7 +86,7 @@ def stored(db: Path) -> dict[str, list[str]]:
         pytest.param(shifted, id="buffer", marks=pytest.mark.nightly),
         pytest.param(Negated, id="base class", marks=pytest.mark.nightly),
         pytest.param(rewired, id="forward"),
-        pytest.param(lambda: Body(lambda logits: logits.roll(1, 1)), id="closure"),
+        pytest.param(lambda: Body(lambda logits: logits.roll(1, 1)), id="closure", marks=pytest.mark.nightly),
     ],
 )
 def test_another_network_with_the_same_state_has_numbers_of_its_own(tmp_path: Path, other) -> None:

@@ -124,40 +124,6 @@ def test_what_a_cell_is_made_ready_with(machine, monkeypatch) -> None:
     assert at.heartbeat.beats > before
 
 
-def test_where_no_deterministic_kernel_is_any_other_is_taken_and_said(machine, store, monkeypatch) -> None:
-    """Afterwards kernels are chosen as before; any other error is none of its business."""
-    did = list[Any]()
-    monkeypatch.setattr("fatbench.engine.precision.without_kernel", lambda error: {"no put": "put_"}.get(str(error)))
-    monkeypatch.setattr(
-        "fatbench.engine.precision.exact", lambda device, chosen, strict=True: did.append((device.type, chosen, strict))
-    )
-    run = stage.claim(turn(store), "train", machine, 3)
-    assert run is not None
-    place = replace(machine, precision="tf32")
-
-    def ended(said: str, always: bool, how: Machine = place) -> Any:
-        def once(there: Machine) -> Any:
-            did.append(there)
-            if there.strict or always:
-                raise RuntimeError(said)
-            return "done"
-
-        return stage.retry_nondeterministic(run, store, once, how)
-
-    loose, before, after = replace(place, strict=False), ("cpu", "tf32", False), ("cpu", "tf32", True)
-    assert ended("no put", False) == "done" and did == [place, before, loose, after]
-    assert store.runs()[0]["not_reproducible"] == "put_ has no deterministic kernel"
-    for said, always, how, expected in (
-        ("another", False, place, [place]),
-        ("no put", True, loose, [loose]),
-        ("no put", True, place, [place, before, loose, after]),
-    ):
-        did.clear()
-        with pytest.raises(RuntimeError):
-            ended(said, always, how)
-        assert did == expected
-
-
 def test_a_file_s_cell_has_no_weights_that_it_began_with(monkeypatch) -> None:
     monkeypatch.setattr(stage, "canonical", lambda spec: spec)
     said = {"seed": 1, "model": {"name": "mlp", "weights": "a.pt"}}

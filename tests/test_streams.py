@@ -39,7 +39,13 @@ NIGHTLY = pytest.mark.nightly
 
 
 @pytest.mark.parametrize(
-    "streams", [pytest.param(">&-", marks=NIGHTLY), pytest.param("2>&-", marks=NIGHTLY), "<&- >&- 2>&-", "2> /dev/full"]
+    "streams",
+    [
+        pytest.param(">&-", marks=NIGHTLY),
+        pytest.param("2>&-", marks=NIGHTLY),
+        "<&- >&- 2>&-",
+        pytest.param("2> /dev/full", marks=NIGHTLY),
+    ],
 )
 def test_what_is_closed_takes_nothing_and_stops_nothing(place: Path, streams: str) -> None:
     """A command that prints, one that writes a file, and one that refuses; also the database is only SQLite's."""

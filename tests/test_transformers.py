@@ -604,7 +604,7 @@ def test_timm_without_network_or_name(monkeypatch: pytest.MonkeyPatch) -> None:
     ("settings", "weights", "tag"),
     [
         ({}, "timm", "tnt_s_patch16_224"),
-        ({"legacy": True}, "timm", "tnt_s_legacy_patch16_224"),
+        pytest.param({"legacy": True}, "timm", "tnt_s_legacy_patch16_224", marks=pytest.mark.nightly),
         ({"legacy": True}, "timm/tnt_s_legacy_patch16_224.in1k", "tnt_s_legacy_patch16_224.in1k"),
     ],
 )

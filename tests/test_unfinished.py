@@ -99,9 +99,8 @@ def imported(source: Path, at: Machine) -> dict[str, Any]:
 @pytest.mark.parametrize(
     "cut",
     [
-        {"rounds": 1},
         {"chunks": 2},
-        *(pytest.param(c, marks=pytest.mark.nightly) for c in ({"rounds": 2}, {"chunks": 5})),
+        *(pytest.param(c, marks=pytest.mark.nightly) for c in ({"rounds": 1}, {"rounds": 2}, {"chunks": 5})),
     ],
     ids=str,
 )
@@ -180,7 +179,9 @@ def test_a_cell_that_is_worked_on_goes_as_of_its_last_checkpoint(job: Job, tmp_p
     assert go_on(job, other) == ("done", [2, 3])
 
 
-@pytest.mark.parametrize(("here", "there", "stays"), [(1, 2, "there"), (2, 2, "here")])
+@pytest.mark.parametrize(
+    ("here", "there", "stays"), [(1, 2, "there"), pytest.param(2, 2, "here", marks=pytest.mark.nightly)]
+)
 @pytest.mark.promise("Input", "Of two halves of a cell the further one wins whole; they are never mixed")
 def test_the_further_half_wins_whole(
     here: int, there: int, stays: str, job: Job, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import gc
 import hashlib
 import logging
-import re
-import threading
-import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,15 +15,12 @@ import torch
 from crew import recovering
 from safetensors.torch import load_file
 
-from fatbench import settings
 from fatbench.engine import graphs
 from fatbench.engine.rounds import Cost, Mixing, Number, Round, State, Stats, Update
 from fatbench.errors import MachineError
-from fatbench.runner import attacking, checkpoints, stage, training, worker
+from fatbench.runner import checkpoints, training, worker
 from fatbench.runner.heartbeat import Heartbeat
-from fatbench.runner.jobs import Event, Job, Machine, Recovery, Turn
-from fatbench.store.inputs import Reason
-from fatbench.store.leases import LEASE
+from fatbench.runner.jobs import Event, Job, Machine, Turn
 from fatbench.store.rows import dumps
 from fatbench.store.schema import STAGES
 from fatbench.store.stages import Store
@@ -62,84 +54,6 @@ def of_file() -> list[logging.FileHandler]:
 # --- a turn at a cell --------------------------------------------------------------------------------------------
 
 
-class Part:
-    """What refers to itself, so that only the garbage collector ends it."""
-
-    def __init__(self) -> None:
-        self.itself = self
-
-
-@pytest.mark.parametrize(("attacks", "precision"), [("bf16", "bf16"), (None, "tf32")])
-def test_a_turn_trains_and_attacks_and_after_a_damaged_model_both_once_more(
-    attacks, precision, machine, store, monkeypatch, tmp_path, capfd
-) -> None:
-    """Attacks in their own precision. The log is this thread's, and a disk that takes none of it ends nothing."""
-    heartbeat, seen, added, parts, events = Heartbeat(), [], [], [], list[Event]()
-    known = {"a.py": {}}
-    place = replace(
-        machine,
-        path="auto",
-        precision="tf32",
-        attack_precision=attacks,
-        plugins=known,
-        recovery=Recovery(time_limit=9.0),
-    )
-    expected = replace(place, path="loop")
-
-    def beats(limit: float | None) -> Heartbeat:
-        assert limit == 9.0
-        return heartbeat
-
-    def train(turn: Turn, there: Machine) -> str:
-        assert (
-            turn == Turn(JOB, store, tmp_path / "files" / JOB.cell, events.append, never, heartbeat)
-            and there == expected
-        )
-        assert store.cells() == {JOB.cell: SPEC} and worker.log.propagate is False
-        (handler,) = of_file()
-        assert handler.encoding == "utf-8"
-        parts.append((weakref.ref(Part()), handler))
-        worker.log.info("küche")
-        thread = threading.Thread(target=worker.log.info, args=("of another",))
-        thread.start()
-        thread.join()
-        stream, handler.stream = handler.stream, SimpleNamespace(write=None)
-        worker.log.info("lost")
-        handler.stream = stream
-        row = store.stages().get((JOB.cell, "train"))
-        seen.append(None if row is None else row.status)
-        store.finish(store.claim(JOB.cell, "train", suite="crash", total=5, provenance={}), round=5)
-        return "done"
-
-    def attack(turn: Turn, there: Machine, again: bool) -> str:
-        assert there == replace(expected, precision=precision) and turn.job == JOB
-        assert settings.data_folder() == Path(machine.data)  # whatever this process is told
-        seen.append(again)
-        if not again:
-            raise checkpoints.DamagedCheckpoint("it is damaged")
-        return "elsewhere"
-
-    monkeypatch.setattr(worker.signatures, "add_described", added.append)
-    monkeypatch.setattr(worker, "Heartbeat", beats)
-    monkeypatch.setattr(worker, "train", train)
-    monkeypatch.setattr(worker, "attack_models", attack)
-    monkeypatch.setattr(worker.log, "disabled", True)
-    monkeypatch.setattr(worker.log, "propagate", True)
-    gc.disable()
-    try:
-        assert worker.work(JOB, place, store, events.append, never) == "elsewhere"
-        assert all(part() is None and handler.stream is None for part, handler in parts)
-    finally:
-        gc.enable()
-    assert seen == [None, False, "interrupted", True] and added == [{"a.py": {}}]
-    lines = Path(machine.files, JOB.cell, "log.txt").read_text(encoding="utf-8").splitlines()
-    assert [line.split(" ", 2)[2] for line in lines] == [
-        "INFO küche", "WARNING it is damaged: training begins again from round 0", "INFO küche",
-    ]  # fmt: skip
-    assert all(re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} ", line) for line in lines)
-    assert capfd.readouterr() == ("", "")
-
-
 def test_what_is_not_trained_is_not_attacked(machine, store, monkeypatch) -> None:
     """Nobody has to listen, and nobody asks it to stop."""
 
@@ -150,11 +64,6 @@ def test_what_is_not_trained_is_not_attacked(machine, store, monkeypatch) -> Non
 
     monkeypatch.setattr(worker, "train", train)
     assert worker.work(JOB, machine, store) == "waiting"
-
-
-def test_every_part_writes_to_the_log_of_the_program() -> None:
-    for part in (worker, stage, training, attacking):
-        assert part.log is logging.getLogger("fatbench")
 
 
 def test_what_a_cell_was_begun_with_is_kept_wherever_it_is_resumed(machine, store, monkeypatch) -> None:
@@ -246,74 +155,6 @@ def test_a_model_that_was_not_trained_here_is_its_cell_s_only_round(machine, sto
 def turn(store: Store, machine: Machine, events: list[Event], stop: Any = never) -> Turn:
     store.add_cell(JOB.cell, JOB.spec)
     return Turn(JOB, store, Path(machine.files) / JOB.cell, events.append, stop, Heartbeat())
-
-
-def test_training_of_another_version_is_kept_or_begins_again(machine, store, monkeypatch) -> None:
-    events, begun = list[Event](), []
-    at = turn(store, machine, events)
-
-    def changed(jobs: list[Job], where: Store) -> dict:
-        assert (jobs, where) == ([JOB], store)
-        return {JOB.cell: {"train": [Reason("functions", "", "a.py", "b.py")]}}
-
-    def rounds(there: Turn, run: int, how: Machine) -> str:
-        begun.append((there, how, store.stages()[JOB.cell, "train"].round))
-        return "done"
-
-    monkeypatch.setattr(training.versions, "changed", changed)
-    monkeypatch.setattr(training, "_rounds", rounds)
-    run = store.claim(JOB.cell, "train", suite="crash", total=5, provenance={})
-    store.finish(run, [Number("loss", 0.5, 1)], round=5)
-    assert training.train(at, machine) == "interrupted" and begun == []
-    assert events == [Event(JOB.cell, "train", "interrupted", message="kept: a.py, now b.py; see --rerun changed")]
-    place = recovering(machine, rerun_changed=True)
-    assert training.train(at, place) == "done" and begun == [(at, place, 0)]
-    assert store.measurements() == []
-
-
-def test_of_a_training_that_is_done_only_what_counts_is_left(machine, store) -> None:
-    events = list[Event]()
-    at = turn(store, machine, events)
-    at.folder.mkdir(parents=True)
-    for name in ("model-000003.safetensors", "model-000005.safetensors", "state-000004.safetensors"):
-        (at.folder / name).touch()
-    run = store.claim(JOB.cell, "train", suite="crash", total=5, provenance={})
-    store.finish(run, round=5, record={"last": {"round": 5}})
-    assert training.train(at, machine) == "done" and events == []
-    assert [file.name for file in at.folder.iterdir()] == ["model-000005.safetensors"]
-    assert len(store.runs()) == 1
-
-
-def test_training_out_of_memory_is_tried_again_while_its_lease_is_renewed(machine, store, monkeypatch) -> None:
-    """Batches of 8: two images at once. The run says so; the stage's rounds are those of the algorithm."""
-    events, did = list[Event](), list[Any]()
-    at = turn(store, machine, events)
-
-    @contextmanager
-    def renewing(db: str, run: int, heartbeat: Heartbeat, lease: float) -> Iterator[None]:
-        did.append((db, run, heartbeat, lease))
-        yield
-        did.append("ended")
-
-    def rounds(there: Turn, run: int, how: Machine) -> str:
-        did.append((run, there, how))
-        if how.microbatch is None:
-            raise MemoryError("no more")
-        return "interrupted"
-
-    machine = replace(machine, path="graphs")
-    monkeypatch.setattr(stage, "renewing", renewing)
-    monkeypatch.setattr(training, "_rounds", rounds)
-    assert training.train(at, machine) == "interrupted"
-    ((run, row),) = [(one["id"], one) for one in store.runs()]
-    lease = (machine.db, run, at.heartbeat, LEASE)
-    loop = replace(machine, path="loop")
-    assert did == [lease, (run, at, machine), (run, at, loop), (run, at, replace(loop, microbatch=2)), "ended"]
-    assert row["path"] == "loop"
-    assert (row["microbatch"], row["out_of_memory"], store.stages()[JOB.cell, "train"].total) == (2, "no more", 5)
-    assert training.train(at, machine) == "elsewhere"  # it is in our own hands
-    store.fail(run, "no")
-    assert training.train(at, machine) == "failed"
 
 
 @pytest.mark.parametrize("reason", [graphs.NotRecorded("a step waits"), torch.OutOfMemoryError("CUDA out of memory")])
