@@ -141,6 +141,16 @@ def test_the_first_table_is_the_paper_s_beside_the_page_s() -> None:
         assert f"| {method} | {' | '.join(numbers[1::2])} |" in page.replace("  ", " ")
 
 
+def test_the_row_at_a_papers_settings_is_its_page_s() -> None:
+    (cells,) = re.findall(r"^\| \*\*the paper's settings\*\*.*? \| (.*) \|$", README, re.MULTILINE)
+    fedavg, adfl, gain, ours = cells.replace("*", "").split(" | ")
+    page = " ".join((ROOT / "results" / "adfl.md").read_text(encoding="utf-8").split())
+    assert f"| FedAvg | {fedavg} | | AdFL | {adfl} |" in page
+    assert round(float(adfl) - float(fedavg), 2) == float(ours)
+    lines = (ROOT / "suites" / "published" / "adfl-misc.csv").read_text(encoding="utf-8").splitlines()
+    assert [row for row in lines if row.startswith("mnist1") and f",{gain},{gain}" in row]
+
+
 def test_the_counts_of_the_readme_are_counted() -> None:
     """Tables and numbers of the five papers, and the comparisons with the authors' programs."""
     files = [*(ROOT / "suites" / "published").glob("*.csv")]
