@@ -265,13 +265,13 @@ def test_a_planted_fault_is_asked_about(name: str, text: str, known: dict[str, A
 
 @pytest.fixture(scope="module")
 def honest() -> pandas.DataFrame:
-    """A thousand tables at the edge: independent outcomes, attacks and radii equally strong, 500 or 10,000 images."""
+    """Four hundred tables at the edge: independent outcomes, attacks and radii equally strong, 500 or 10,000 images."""
     rng = np.random.default_rng(20261128)
     columns = [("natural", math.nan, "unprinted")]
     columns += [(attack, steps, eps) for eps in ("4/255", "8/255") for attack, steps in
                 (("fgsm", math.nan), ("pgd", 20), ("autoattack", math.nan))]  # fmt: skip
     rows = []
-    for table in range(1000):
+    for table in range(400):
         n = 500 if table % 2 else 10000
         for method, role, p in (
             ("a", "baseline", 0.3),
@@ -290,7 +290,7 @@ def honest() -> pandas.DataFrame:
 def test_at_most_one_in_twenty_honest_tables_is_asked_about(name: str, honest: pandas.DataFrame) -> None:
     answer = ASK[name](honest)
     tables = answer.rows["table"].nunique() if len(answer.rows) else 0
-    assert answer.asked >= 1000 and tables <= 50
+    assert answer.asked >= 400 and tables <= 20
 
 
 def test_equal_numbers_by_chance_are_not_asked_about(honest: pandas.DataFrame) -> None:

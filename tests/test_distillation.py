@@ -5,13 +5,11 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import islice
-from pathlib import Path
 
 import members
 import pytest
 import torch
-from algorithm_runs import nested, same
+from algorithm_runs import nested
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -24,7 +22,6 @@ from fatbench.methods.algorithms.distillation import divergence, match, server_b
 from fatbench.methods.algorithms.fedgkt import fedgkt
 from fatbench.methods.algorithms.fedvkd import fedvkd
 from fatbench.models.edge import edge_resnet8, edge_vit
-from fatbench.runner import checkpoints
 
 BOXES = {"fedgkt": fedgkt, "fedvkd": fedvkd}
 CPU = torch.device("cpu")
@@ -269,25 +266,6 @@ def test_knowledge_belongs_to_its_image_in_whatever_order(box: str, monkeypatch:
                 torch.testing.assert_close(spy.seen[x[0].numpy().tobytes()], expected, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("path", ["reference", "loop"])
-@pytest.mark.parametrize("box", BOXES)
-def test_a_run_resumed_after_one_round_ends_with_the_same_bytes(box: str, path: str, tmp_path: Path) -> None:
-    """Three rounds at once; one round, State to a file and back, a model with other weights, two rounds."""
-    on, state = images(path=path, box=box)
-    straight = list(small(box, on, state, 3))
-    (first,) = islice(small(box, on, state, 3), 1)
-    checkpoints.save_state(tmp_path / "state.safetensors", first.state)
-    for p in on.model.parameters():
-        nn.init.normal_(p)
-    resumed = list(small(box, on, checkpoints.load_state(tmp_path / "state.safetensors", "cpu"), 3))
-    assert [r.index for r in resumed] == [1, 2]
-    for ours, theirs in zip(straight[1:], resumed, strict=True):
-        assert same(ours.state.model, theirs.state.model)
-        assert same(ours.state.server, theirs.state.server)
-        assert same(ours.state.clients, theirs.state.clients)
-        assert ours.metrics == theirs.metrics
-
-
 @pytest.mark.parametrize("settings", [{}, {"server_shuffle": False}])
 @pytest.mark.parametrize("box", BOXES)
 def test_features_computed_again_are_those_that_were_kept(box: str, settings: dict) -> None:
@@ -487,16 +465,6 @@ def test_the_rate_decays_and_the_temperature_and_alpha_count(box: str) -> None:
     for name, value in slow[0].state.model.items():
         if not name.endswith(("running_mean", "running_var", "num_batches_tracked")):
             torch.testing.assert_close(slow[1].state.model[name], value)
-
-
-@pytest.mark.parametrize("box", BOXES)
-def test_global_generators_are_left_alone(box: str) -> None:
-    on, state = images(box=box)
-    torch.manual_seed(5)
-    list(small(box, on, state))
-    drawn = torch.rand(3)
-    torch.manual_seed(5)
-    assert torch.equal(drawn, torch.rand(3))
 
 
 def test_models_without_an_edge_are_refused() -> None:

@@ -150,7 +150,9 @@ def reference(network: nn.Module, shape: tuple[int, ...]) -> tuple[float, float,
     return forward / len(x), counter.get_total_flops() / len(x), kept
 
 
-@pytest.mark.parametrize("name", models.MODELS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.nightly] * (name == "whole_vit")) for name in models.MODELS]
+)
 def test_every_model_counts_as_torch_counts(name: str) -> None:
     shape = (1, 28, 28) if name == "leaf_cnn" else (3, 32, 32)
     model = models.MODELS[name](shape, 10)

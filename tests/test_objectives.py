@@ -540,35 +540,6 @@ def test_adversarial_forward_comes_first(name: str) -> None:
     assert model[0].running_mean.item() == pytest.approx(x.mean().item(), abs=1e-6)
 
 
-class Passes:
-    """Image passes through models: forward by a hook, backward by a hook on the logits."""
-
-    def __init__(self, *models: nn.Module):
-        self.forward = self.backward = 0
-        for model in models:
-            model.register_forward_hook(self._count)
-
-    def _count(self, module: nn.Module, inputs: object, logits: Tensor) -> None:
-        self.forward += len(logits)
-        if logits.requires_grad:
-            logits.register_hook(self._count_backward)
-
-    def _count_backward(self, gradient: Tensor) -> None:
-        self.backward += len(gradient)
-
-
-@pytest.mark.parametrize("inner", ["natural", INNER, {**INNER, "name": "pgd_kl", "steps": 2}])
-@pytest.mark.parametrize("name", OBJECTIVES)
-def test_passes_are_those_of_the_docstring(name: str, inner: object) -> None:
-    """One training step with its backward: attack and loss together, for B = 6 (half of which is whole)."""
-    model, (x, y) = conv(), batch(6)
-    theta, call = conv(), spec(name, inner)
-    passes = Passes(model, theta)
-    loss, _ = built(name, inner, theta=theta)(model, x, y, generator())
-    loss.backward()
-    assert (passes.forward / 6, passes.backward / 6) == members.passes("Objective", call)
-
-
 @pytest.mark.parametrize("autocast", [False, True])
 @pytest.mark.parametrize("inner", [INNER, {**INNER, "name": "pgd_kl"}])
 @pytest.mark.parametrize("name", OBJECTIVES)
@@ -584,20 +555,6 @@ def test_every_weight_gets_its_gradient(name: str, inner: object, autocast: bool
     for key, weight in model.named_parameters():
         assert weight.grad is not None and weight.requires_grad, key
     assert model[0].weight.grad.abs().max() > 0 and model[5].weight.grad.abs().max() > 0
-
-
-@pytest.mark.parametrize("name", OBJECTIVES)
-def test_the_generator_alone_decides(name: str) -> None:
-    """Without dropout nothing is drawn from the global generator, and nothing depends on it."""
-    state, losses = torch.get_rng_state(), []
-    for seed in (1, 1, 2):
-        noise = generator(seed)
-        loss, _ = built(name)(conv(), *batch(), noise)
-        losses.append(loss.item())
-    assert torch.equal(torch.get_rng_state(), state)
-    assert losses[0] == losses[1]
-    draws = not torch.equal(noise.get_state(), generator(2).get_state())
-    assert draws == (losses[1] != losses[2]) and (draws or name not in WITH_ATTACK)
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)

@@ -64,22 +64,6 @@ def test_fedbn_by_hand() -> None:
     assert first.cost.bytes_up == 3 * sent
 
 
-@pytest.mark.parametrize("name", ["fedbn", "fedper", "fedrbn"])
-def test_both_go_on_from_any_round_bit_for_bit(name: str) -> None:
-    settings = {"rounds": 3, "participation": 0.7}
-    if name == "fedrbn":
-        settings |= {
-            "objective": functools.partial(objectives.dual_at, attack=PGD),
-            "standard": STANDARD,
-            "adversarial": 2,
-        }
-    whole = run(name, problem("dual"), **settings)
-    rest = run(name, problem("dual"), start=whole[0].state, **settings)
-    for a, b in zip(whole[1:], rest, strict=True):
-        assert same(a.state.model, b.state.model) and same(a.state.clients, b.state.clients)
-    assert len(whole[0].own) == 2  # of a client that has not taken part nothing is known
-
-
 @pytest.mark.parametrize("rank", [0, 3])
 def test_fedper_of_a_frozen_network_sends_changes_of_low_rank_and_keeps_heads(rank: int) -> None:
     """What is frozen costs no byte and moves by 0; at the start the network is the one without changes."""
