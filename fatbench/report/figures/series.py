@@ -273,32 +273,17 @@ def _lines(line: Line, rows: Sequence[Row]) -> Iterable[Line]:
         for client, of_client in sorted(by_client.items()):
             yield _with_points(replace(line, index=client), of_client)
     else:
-        five = {at: quantiles(values) for at, values in of_all.items()}
-        for name in quantiles([0.0]):
+        five = {at: np.quantile(values, (0, 0.25, 0.5, 0.75, 1)).tolist() for at, values in of_all.items()}
+        for i, name in enumerate(QUANTILES):
             heading = f"{line.heading}, {name} of {len(by_client):,} clients"
             of_name = replace(line, heading=heading, source=replace(line.source, client=-1))
-            yield _with_points(of_name, ((*at[:2], values[name], at[2]) for at, values in five.items()))
+            yield _with_points(of_name, ((*at[:2], values[i], at[2]) for at, values in five.items()))
 
 
 MANY = 50  # clients from which they are not shown one by one
 
 
-def quantiles(values: Sequence[float]) -> dict[str, float]:
-    """The name of each quantile -> its value, interpolated linearly between two of at least one.
-
-    >>> quantiles([4.0, 0.0, 1.0, 2.0, 3.0])
-    {'least': 0.0, '25 %': 1.0, 'median': 2.0, '75 %': 3.0, 'largest': 4.0}
-    """
-    ordered = sorted(values)
-
-    def quantile(fraction: float) -> float:
-        position = fraction * (len(ordered) - 1)
-        low = int(position)
-        high = min(low + 1, len(ordered) - 1)
-        return ordered[low] + (position - low) * (ordered[high] - ordered[low])
-
-    names = ("least", "25 %", "median", "75 %", "largest")
-    return dict(zip(names, map(quantile, (0, 0.25, 0.5, 0.75, 1)), strict=True))
+QUANTILES = ("least", "25 %", "median", "75 %", "largest")
 
 
 def _with_points(line: Line, rows: Iterable[tuple[Any, ...]]) -> Line:
@@ -367,48 +352,46 @@ def _notes(
     plot: Plot, plan: Plan, cells: Sequence[Cell], stored: Stored, taken_label: str
 ) -> Iterable[tuple[str, str]]:
     """The notes of a figure, as under a table: the meaning of its lines and their provenance."""
-    figure, lines = plot.figure, plot.lines
+    figure, lines, facts = plot.figure, plot.lines, plot.facts
     preset = f"{plot.suite}, preset {plot.preset}{f': {plot.label}' * bool(plot.label)}"
-    yield "suite", f"{preset}. {plan.note}".removesuffix(". ")
-    if plan.where:
-        yield "filter", plan.where
     perturbed = ((cell.spec["data"]["name"], cell.perturbation) for cell in cells)
-    if perturbation := model.perturbations_in_words(perturbed):
-        yield "perturbation", perturbation
-    words = in_words((line.heading, line.source) for line in lines)
-    yield "data", data_note(plot.facts, cells, words)
-    if any(line.source.stage not in ("train", "artifact") for line in lines):
-        yield "checkpoint", WORDS[stored.select]
     has_spread = any(point.std is not None for line in lines for point in line.points)
     spread_text = (SPREAD if has_spread else ONE_SEED)[figure.kind]
     if has_spread and figure.kind == "lines" and all(len(panel.lines) > BANDS for panel in plot.panels):
         spread_text = "line: mean over seeds"
-    yield "seeds", f"{seeds_text(sorted({int(cell.spec['seed']) for cell in cells}))}; {spread_text}"
-    if figure.minus:
-        yield "differences", f"differences from {taken_label}, seed by seed"
-    if any(line.published for line in lines) and figure.published is None:
-        yield "formula", "black marks: computed, printed by no paper"
-    elif any(line.published for line in lines) and figure.published is not None:
-        of_round = any(line.source.checkpoint(stored.select) for line in lines)
-        at = f", {PUBLISHED[figure.published.select]}" if of_round else ""
-        yield "published", f"black marks: the paper's numbers{at}; a bar shows their range"
-    if plot.facts.origins:
-        yield from plot.facts.notes(words=words)
-    if partial := sum(line.partial for line in lines):
-        yield "incomplete", f"{partial} of {len(lines)} lines average fewer seeds than planned, at some rounds or all"
+    evaluated = any(line.source.stage not in ("train", "artifact") for line in lines)
+    of_paper = figure.published if any(line.published for line in lines) else None
+    of_round = any(line.source.checkpoint(stored.select) for line in lines)
+    at = f", {PUBLISHED[of_paper.select]}" if of_paper is not None and of_round else ""
+    partial = sum(line.partial for line in lines)
     started = [panel for panel in plot.panels if any(line.points for line in panel.lines)]  # the others: not run at all
     without = (line for panel in started for line in panel.lines if not line.points and line.source.stage != "artifact")
-    if missing := [*dict.fromkeys(", ".join(filter(None, line.key.values())) or line.heading for line in without)]:
-        others = f" and {len(missing) - MISSING} others" * (len(missing) > MISSING)
-        yield "missing", f"no number of {', '.join(missing[:MISSING])}{others}"
-    if figure.note:
-        yield "note", figure.note
+    missing = [*dict.fromkeys(", ".join(filter(None, line.key.values())) or line.heading for line in without)]
+    others = f" and {len(missing) - MISSING} others" * (len(missing) > MISSING)
     ids, changed = {cell.id for cell in cells}, dict[str, set[str]]()
-    for (cell, _), doubts in stored.doubts.items():
-        for doubt in doubts if cell in ids else ():
-            if doubt.code == "changed":
-                changed.setdefault(doubt.words, set()).add(cell)
-    yield from (("changed", f"{said} ({len(of)} cell{'s' * (len(of) > 1)})") for said, of in changed.items())
+    for cell, doubt in ((cell, one) for (cell, _), doubts in stored.doubts.items() if cell in ids for one in doubts):
+        if doubt.code == "changed":
+            changed.setdefault(doubt.words, set()).add(cell)
+    words = in_words((line.heading, line.source) for line in lines)
+    found: list[tuple[str, Any]] = [
+        ("suite", f"{preset}. {plan.note}".removesuffix(". ")),
+        ("filter", plan.where),
+        ("perturbation", model.perturbations_in_words(perturbed)),
+        ("data", data_note(facts, cells, words)),
+        ("checkpoint", evaluated and WORDS[stored.select]),
+        ("seeds", f"{seeds_text(sorted({int(cell.spec['seed']) for cell in cells}))}; {spread_text}"),
+        ("differences", figure.minus and f"differences from {taken_label}, seed by seed"),
+        ("formula", any(line.published for line in lines) and figure.published is None
+            and "black marks: computed, printed by no paper"),
+        ("published", of_paper and f"black marks: the paper's numbers{at}; a bar shows their range"),
+        *(facts.notes(words=words) if facts.origins else ()),
+        ("incomplete", partial
+            and f"{partial} of {len(lines)} lines average fewer seeds than planned, at some rounds or all"),
+        ("missing", missing and f"no number of {', '.join(missing[:MISSING])}{others}"),
+        ("note", figure.note),
+        *(("changed", f"{said} ({len(of)} cell{'s' * (len(of) > 1)})") for said, of in changed.items()),
+    ]  # fmt: skip
+    return ((name, text) for name, text in found if text)
 
 
 FIELDS = (

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fatbench.report.tables import number_format, significance
-from fatbench.report.tables.sheet import Entry, Sheet, varying, with_numbers
+from fatbench.report.tables.sheet import Sheet, varying, with_numbers
 
 if TYPE_CHECKING:
     import jinja2
@@ -30,7 +30,7 @@ def environment() -> jinja2.Environment:
         loader=loader, autoescape=True, trim_blocks=True, keep_trailing_newline=True, undefined=jinja2.StrictUndefined
     )
     templates.filters["prose"] = prose
-    templates.globals["words"] = words
+    templates.globals.update(words=words, marks=significance.marks)
     return templates
 
 
@@ -127,32 +127,8 @@ def table(grid: Sheet, links: Links, id: str, latex: str = "") -> dict[str, Any]
             {"label": label, "again": "" if label else full_label}
             for label, full_label in zip(labels, full_labels, strict=True)
         ]  # a label that repeats the row above is left out for the eye alone
-        cells = [[cell(entry, links) for entry in entries] for entries in row.values]
-        rows.append({"labels": stubs, "block": block, "groups": cells})
+        rows.append({"labels": stubs, "block": block, "groups": row.values})
     groups = [group.label for group in grid.groups]
     groups = groups if any(groups) else []
     return {"grid": grid, "rows": rows, "groups": groups, "id": id, "latex": latex, "empty": empty_rows,
-            "alike": constant_labels}  # fmt: skip
-
-
-def cell(entry: Entry, links: Links) -> dict[str, Any]:
-    """The fields of a number for the templates; rows are sorted by `raw` and `raw_published`."""
-    return {
-        "planned": entry.planned,
-        "link": links.get(entry.cells, ""),
-        "number": "" if entry.mean is None else entry.number,
-        "missing": entry.number if entry.mean is None else "",
-        "raw": entry.mean,
-        "rank": entry.rank,
-        "spread": entry.spread,
-        "seeds": entry.lacking,
-        "partial": entry.partial,
-        "marks": significance.marks(entry),
-        "published": entry.paper,
-        "word": "formula" if entry.formula else "paper",
-        "raw_published": entry.published,
-        "published_mark": entry.published_mark,
-        "published_flag": entry.published_flag,
-        "difference": entry.delta.replace("-", "\u2212"),
-        "direction": {"better": "up", "worse": "down", "": ""}[entry.direction],
-    }
+            "alike": constant_labels, "links": links}  # fmt: skip

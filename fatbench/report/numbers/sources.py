@@ -165,11 +165,6 @@ def clients(cells: Iterable[Cell], source: Source) -> int:
     return count
 
 
-def range_of(values: Sequence[float]) -> float | None:
-    """The largest value minus the smallest; None without values."""
-    return max(values) - min(values) if values else None
-
-
 def over_clients(source: Source, by_client: Mapping[int, float]) -> float | None:
     """The statistic of the clients' accuracies that a source "prior..." or of OVER_OWN names; None without accuracies.
 

@@ -32,7 +32,6 @@ from fatbench.report.site import drilldown
 from fatbench.report.site import leaderboards as leaderboards
 from fatbench.report.site.drilldown import Point
 from fatbench.report.site.leaderboards import Board
-from fatbench.report.tables import significance
 from fatbench.report.tables.number_format import rounded
 from fatbench.report.tables.sheet import Row, Sheet
 from fatbench.store.replicates import SIGN
@@ -330,8 +329,8 @@ def _difference(board: Board, row: Row) -> dict[str, Any] | None:
 
 # what the templates call
 SAID = {
-    "against": _heading, "attack_text": drilldown.attack_text, "cell": html.cell, "difference": _difference,
+    "against": _heading, "attack_text": drilldown.attack_text, "difference": _difference,
     "latex": lambda board: latex.render([board.grid]),
-    "marks": significance.marks, "minus": minus, "published_at": PUBLISHED, "stage_text": drilldown.stage_text,
+    "minus": minus, "published_at": PUBLISHED, "stage_text": drilldown.stage_text,
     "way_back": way_back, "words_of": WORDS,
 }  # fmt: skip

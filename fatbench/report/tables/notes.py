@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from pandas import DataFrame
 
@@ -46,6 +47,8 @@ MEANINGS = {
     "below_chance": "the share of clients below their own most frequent class",
     "unseen": "the mean over clients that never train",
 }
+FIELLER = "; in brackets Fieller's 95 % interval over seeds"
+STUDENT = "; in brackets the 95 % interval of the mean, Student's t"
 PRECISIONS_IN_WORDS = [Doubt(code).words for code in sorted(PRECISION)]
 SYMBOLS = ("†", "‡", "§", "¶")
 
@@ -87,105 +90,91 @@ def notes(
     cells: Sequence[Cell],
     absent: Mapping[str, str],  # heading -> why no cell has such a number
     lookup: Lookup | None,
-    *,
     cells_at_chance: Sequence[tuple[Cell, tuple[float, int, float]]] = (),
-) -> Iterable[tuple[str, str]]:
-    """(name, text) of each note under a table, always in this order.
+) -> list[tuple[str, str]]:
+    """(name, text) of each note under a table, always in this order; those that say nothing are left out.
 
     cells_at_chance: each with its natural accuracy, the images behind it, and chance.
     """
-    facts = grid.facts
-    trained_here = plan.suite != EVALUATED
-    if trained_here:
-        yield "suite", f"{plan.suite}, preset {plan.preset}. {plan.note}".removesuffix(". ")
-    if plan.untuned:
-        yield "tuning", f"no row is tuned yet: {plan.untuned}"
-    if plan.tuned:
-        yield "tuning", plan.tuned
-    if plan.where and trained_here:
-        yield "filter", f"{plan.where}; other cells are neither shown nor compared with"
-    yield "data", data_note(facts, cells, grid.words)
-    if grid.checkpoint:
-        yield "checkpoint", grid.checkpoint
-    if any(column.minus for column in grid.columns):
-        yield "differences", _differences(grid)
-    if any(column.share for column in grid.columns):
-        yield "shares", _shares(grid)
-    if any(column.worst for column in grid.columns):
-        yield "worst", _worst(grid)
-    if priors := [quoted(column.heading) for column in grid.columns if column.source.stage.startswith("prior")]:
-        yield "clients", f"{_columns(priors, grid)}: {PRIOR}"
-    for stage, label in MEANINGS.items():
-        if derived := [quoted(column.heading) for column in grid.columns if column.source.stage == stage]:
-            yield "columns", f"{_columns(derived, grid)}: {label}"
-    if conditions := _conditions(grid.columns):
-        yield "columns", conditions
-    if any(column.source.metric == "verdict" for column in grid.columns) and (few := _never_holds(cells)):
-        yield "verdict", few
-    if chance := _chance(grid):
-        yield "chance", f"random guesses reach {chance}"
-    spread = "mean ± sample standard deviation over seeds (ddof 1)" if len(grid.seeds) > 1 else "one seed, no spread"
-    if grid.seeds:
-        yield "seeds", f"{seeds_text(grid.seeds)}; {spread}"
-    calls_by_role: dict[str, list[str]] = {}  # "attack" -> "PGD-20: pgd(eps=8/255, ...)", ...
-    for metric, specs in grid.attacks.items():
-        if specs and format_call.attack(metric, specs) != metric:  # "natural" says it all
-            call = format_call.attack(grid.words.get(metric, metric), specs)
-            calls_by_role.setdefault(role_of(specs[0]), []).append(call)
-    attacks = "; ".join(call for role, calls in calls_by_role.items() if role != "corruption" for call in calls)
-    if "corruption" in calls_by_role:
-        yield "corruptions", "; ".join(calls_by_role["corruption"])
-    if any(value.mean is not None for value in grid.all()):
-        yield from facts.notes(attacks, grid.words)
-    elif attacks:
-        yield "attacks", attacks
-    if any(value.rank or UNTESTED in value.marks for value in grid.all()):
-        outside = any(value.rank for value in grid.all()) and any(UNTESTED in value.marks for value in grid.all())
-        compared = "tested" if outside else "measured"
-        comparison_set = f"{compared} number of a {table.best_within}"
-        comparison_set += " under the same heading" * (table.best_within == "row")
-        if grid.split and table.compare_across:
-            comparison_set += f" on the same data that differs in {_enumeration(table.compare_across)} alone"
-        elif grid.split:
-            comparison_set += " with the same data, partition, clients, training objective and test attack"
-        bold = any(value.rank == "best" for value in grid.all())
-        begin = "bold: " if bold else "nothing is bold: no number is shown to be "
-        yield "marks", f"{begin}significantly better than every other {comparison_set}"
-    values = list(grid.all())
+    values, facts, columns = grid.all(), grid.facts, grid.columns
+    trained_here, planned = plan.suite != EVALUATED, sum(value.planned for value in values)
     hopeless = sum(value.never for value in values)
     unmeasured = sum(value.planned and value.mean is None for value in values) - hopeless
+    never = f"neither evaluated nor logged in this preset ({number_format.NEVER})"
+    measured = [value for value in values if value.mean is not None]
     partial = [value for value in values if value.partial]
-    planned = sum(value.planned for value in values)
-    if unmeasured:
-        yield "missing", f"{unmeasured} of {planned} numbers have not been measured yet (--)"
-    if hopeless:
-        never = f"neither evaluated nor logged in this preset ({number_format.NEVER})"
-        yield "not there", f"{hopeless} of {planned} numbers are {never}"
-    if partial:
-        fewest = min(partial, key=lambda value: len(value.seeds))
-        example = f"[{len(fewest.seeds)}/{fewest.wanted}] means {fewest.partial}"
-        yield ("incomplete", f"{len(partial)} of {planned} numbers average fewer seeds than planned: {example}")
-    for reason in dict.fromkeys(absent.values()):
-        yield "left out", f"{', '.join(quoted(name) for name in absent if absent[name] == reason)}: {reason}"
-    if any(not value.planned for value in values):
-        exclusion_reasons = (reason for key, reason in plan.excluded if is_inside(key, table.where))
-        if reasons := list(dict.fromkeys(exclusion_reasons)):
-            yield "not run", "; ".join(reasons)
-    if lookup is not None and grid.has_published:
-        label = "formula" if lookup.formula else "published"
-        yield label, _published_note(grid, plan, cells, lookup)
-        for problem in lookup.problems:
-            yield label, problem
-    if any("order" in value.codes for value in values):
-        yield "checks", RULE
-    if cells_at_chance:
-        yield "at chance", _at_chance(table, cells, cells_at_chance)
-    yield from _paired_tests(grid.paired)
-    measured = next((value for value in values if value.mean is not None and value.cells), None)
-    if measured is not None and trained_here:
-        yield "again", f"the first cell: {way_back(measured.cells[0].partition(SIGN)[0])}"
-    if table.note:
-        yield "note", table.note
+    fewest = min(partial, key=lambda value: len(value.seeds), default=None)
+    excluded = [reason for key, reason in plan.excluded if is_inside(key, table.where)]
+    again = next((value.cells[0] for value in measured if value.cells), "") if trained_here else ""
+    spread = "mean ± sample standard deviation over seeds (ddof 1)" if len(grid.seeds) > 1 else "one seed, no spread"
+    attacks, corruptions = _calls(grid)
+    published = "formula" if lookup is not None and lookup.formula else "published"
+    of_stage = {stage: [quoted(one.heading) for one in columns if one.source.stage == stage] for stage in MEANINGS}
+    priors = [quoted(one.heading) for one in columns if one.source.stage.startswith("prior")]
+    verdicts = any(one.source.metric == "verdict" for one in columns)
+    reasons: dict[str, list[str]] = {}
+    for heading, reason in absent.items():
+        reasons.setdefault(reason, []).append(quoted(heading))
+    found: list[tuple[str, Any]] = [
+        ("suite", f"{plan.suite}, preset {plan.preset}. {plan.note}".removesuffix(". ") if trained_here else ""),
+        ("tuning", plan.untuned and f"no row is tuned yet: {plan.untuned}"),
+        ("tuning", plan.tuned),
+        ("filter", plan.where and trained_here and f"{plan.where}; other cells are neither shown nor compared with"),
+        ("data", data_note(facts, cells, grid.words)),
+        ("checkpoint", grid.checkpoint),
+        ("differences", _differences(grid)),
+        ("shares", _shares(grid)),
+        ("worst", _worst(grid)),
+        ("clients", priors and f"{_columns(priors, grid)}: {PRIOR}"),
+        *(("columns", of and f"{_columns(of, grid)}: {MEANINGS[stage]}") for stage, of in of_stage.items()),
+        ("columns", _conditions(columns)),
+        ("verdict", verdicts and _never_holds(cells)),
+        ("chance", (chance := _chance(grid)) and f"random guesses reach {chance}"),
+        ("seeds", grid.seeds and f"{seeds_text(grid.seeds)}; {spread}"),
+        ("corruptions", corruptions),
+        *(facts.notes(attacks, grid.words) if measured else [("attacks", attacks)]),
+        ("marks", _marks(grid, table)),
+        ("missing", unmeasured and f"{unmeasured} of {planned} numbers have not been measured yet (--)"),
+        ("not there", hopeless and f"{hopeless} of {planned} numbers are {never}"),
+        ("incomplete", fewest and f"{len(partial)} of {planned} numbers average fewer seeds than planned:"
+            f" [{len(fewest.seeds)}/{fewest.wanted}] means {fewest.partial}"),
+        *(("left out", f"{', '.join(headings)}: {reason}") for reason, headings in reasons.items()),
+        ("not run", planned < len(values) and "; ".join(dict.fromkeys(excluded))),
+        *((published, text) for text in _published_notes(grid, plan, cells, lookup)),
+        ("checks", any("order" in value.codes for value in values) and RULE),
+        ("at chance", cells_at_chance and _at_chance(table, cells, cells_at_chance)),
+        *_paired_tests(grid.paired),
+        ("again", again and f"the first cell: {way_back(again.partition(SIGN)[0])}"),
+        ("note", table.note),
+    ]  # fmt: skip
+    return [(name, text) for name, text in found if text]
+
+
+def _calls(grid: Sheet) -> tuple[str, str]:
+    """(the attacks, the corruptions) of a table's metrics with all their settings, by their roles."""
+    calls: dict[str, list[str]] = {}
+    for metric, specs in grid.attacks.items():
+        if specs and format_call.attack(metric, specs) != metric:  # "natural" says it all
+            text = format_call.attack(grid.words.get(metric, metric), specs)
+            calls.setdefault(role_of(specs[0]), []).append(text)
+    corruptions = "; ".join(calls.pop("corruption", []))
+    return "; ".join(call for of_role in calls.values() for call in of_role), corruptions
+
+
+def _marks(grid: Sheet, table: Table) -> str:
+    """What bold means; empty where nothing was tested."""
+    ranks = {value.rank for value in grid.all()} - {""}
+    outside = any(UNTESTED in value.marks for value in grid.all())
+    if not ranks and not outside:
+        return ""
+    compared = "tested" if outside and ranks else "measured"
+    numbers = f"{compared} number of a {table.best_within}" + " under the same heading" * (table.best_within == "row")
+    if grid.split and table.compare_across:
+        numbers += f" on the same data that differs in {_enumeration(table.compare_across)} alone"
+    elif grid.split:
+        numbers += " with the same data, partition, clients, training objective and test attack"
+    begin = "bold: " if "best" in ranks else "nothing is bold: no number is shown to be "
+    return f"{begin}significantly better than every other {numbers}"
 
 
 def as_published(plan: Plan, cells: Iterable[Cell]) -> bool:
@@ -193,29 +182,24 @@ def as_published(plan: Plan, cells: Iterable[Cell]) -> bool:
     return plan.preset == "paper" and not any(cell.spec["data"].get("variant") for cell in cells)
 
 
-def _published_note(grid: Sheet, plan: Plan, cells: Sequence[Cell], lookup: Lookup) -> str:
-    """The note on published numbers: their round, and whether differences from them are shown."""
+def _published_notes(grid: Sheet, plan: Plan, cells: Sequence[Cell], lookup: Lookup | None) -> Iterable[str]:
+    """The notes on published numbers: their round, whether differences from them are shown, problems of their file."""
+    if lookup is None or not grid.has_published:
+        return
     text = ", ".join(filter(None, (lookup.name, grid.published_at)))
+    published = [value for value in grid.all() if value.published is not None]
+    others = [grid.columns[value.column] for value in published if not value.comparable]
     if not as_published(plan, cells):
-        return f"{text}; {NOT_COMPARED}"
-    select = lookup.select
-    published_values = [
-        (value, column)
-        for row in grid.rows
-        for group in row.values
-        for value, column in zip(group, grid.columns, strict=True)
-        if value.published is not None
-    ]
-    other_columns = [column for value, column in published_values if not value.comparable]
-    if len(other_columns) < len(published_values):
-        text += (
-            f"; difference = measured - {'formula' if lookup.formula else 'published'}{_points(grid)}"
-            + ", of the same round" * bool(other_columns)
-        )
+        text += f"; {NOT_COMPARED}"
     else:
-        text += "; no difference shown" + ": ours are of another round" * (select != "unknown")
-    select_helps = select in plan.checkpoints and any(column.source.stage != "train" for column in other_columns)
-    return text + f" (--select {select} shows it)" * select_helps
+        if len(others) < len(published):
+            origin = "formula" if lookup.formula else "published"
+            text += f"; difference = measured - {origin}{_points(grid)}" + ", of the same round" * bool(others)
+        else:
+            text += "; no difference shown" + ": ours are of another round" * (lookup.select != "unknown")
+        select_helps = lookup.select in plan.checkpoints and any(one.source.stage != "train" for one in others)
+        text += f" (--select {lookup.select} shows it)" * select_helps
+    yield from (text, *lookup.problems)
 
 
 def _at_chance(
@@ -371,7 +355,7 @@ def _shares(grid: Sheet) -> str:
     ways = ((f"from {low} (0 %) to {high} (100 %)", one) for one in grid.columns for low, high in one.share.values())
     text = "; ".join(f"{', '.join(headings)}: {way}" for way, headings in _headings(ways).items())
     interval = any(value.interval for value in grid.all())
-    return f"{text}, of means over the same seeds" + "; in brackets Fieller's 95 % interval over seeds" * interval
+    return text and f"{text}, of means over the same seeds" + FIELLER * interval
 
 
 def _worst(grid: Sheet) -> str:
@@ -379,7 +363,7 @@ def _worst(grid: Sheet) -> str:
     worst = ((", ".join(labels), column) for column in grid.columns for labels in column.worst.values())
     text = "; ".join(f"{_enumeration(names)}: the least over {labels}" for labels, names in _headings(worst).items())
     holds = "in brackets its 95 % interval, which holds for all of them at once"
-    return f"{text}, chosen on other seeds and images; {holds}"
+    return text and f"{text}, chosen on other seeds and images; {holds}"
 
 
 def _differences(grid: Sheet) -> str:
@@ -388,7 +372,7 @@ def _differences(grid: Sheet) -> str:
     by_baseline = _headings(zip(labels, grid.columns, strict=True)).items()
     text = "; ".join(f"{', '.join(headings)}: minus {baseline}" for baseline, headings in by_baseline if baseline)
     interval = any(value.interval for value in grid.all())
-    return f"{text}, seed by seed" + "; in brackets the 95 % interval of the mean, Student's t" * interval
+    return text and f"{text}, seed by seed" + STUDENT * interval
 
 
 def _never_holds(cells: Iterable[Cell]) -> str:
