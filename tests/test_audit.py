@@ -231,10 +231,11 @@ def test_a_printed_deviation_is_that_of_two_runs() -> None:
 
 
 def test_the_power_behind_the_seeds_is_that_of_statsmodels() -> None:
-    for effect, n in ((0.3, 20), (0.5, 34), (0.8, 15), (1.5, 6), (2.0, 2)):
-        assert leads.power(effect, n) == pytest.approx(TTestPower().power(effect, n, 0.05), abs=5e-4)
+    for effect in (0.3, 0.5, 0.8, 1.5, 2.0, 4.0):
+        n = leads.seeds_needed(effect, 1.0)
+        assert n is not None and TTestPower().power(effect, n - 1, 0.05) < 0.8 <= TTestPower().power(effect, n, 0.05)
     assert (leads.seeds_needed(1.0, 2.0), leads.seeds_needed(1.0, 1.0)) == (34, 10)  # Cohen's tables
-    assert leads.seeds_needed(54.0, 1.0) == 2 and leads.power(54.0, 2) > 0.99
+    assert leads.seeds_needed(54.0, 1.0) == 2
     assert leads.seeds_needed(-1.0, 1.0) is leads.seeds_needed(1.0, math.nan) is leads.seeds_needed(1.0, 0.0) is None
     assert leads.seeds_needed(0.001, 1.0) == leads.MOST_SEEDS
 

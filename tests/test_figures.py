@@ -531,7 +531,7 @@ def test_every_kind_is_drawn_and_drawn_again_the_same(drawn: Suite, format: str)
     keep(Path("files", cell(plan, "skewed", "FAT", 1).id), 1)
     ids = [figure.id for figure in drawn.figures if format == "png" or figure.id in ("curves", "cross")]
     found = [plot for plot in build(drawn, plan, rows_of(plan)) if plot.figure.id in ids]
-    first, second = (report.draw(found, Path(folder), format, Path("files")) for folder in ("a", "b"))
+    first, second = (plots.draw(found, Path(folder), format, Path("files")) for folder in ("a", "b"))
     assert [path.name for path in first] == [f"drawn-{id}-smoke.{format}" for id in ids]
     for one, other in zip(first, second, strict=True):
         assert one.read_bytes() == other.read_bytes()

@@ -12,7 +12,7 @@ import pytest
 from test_figures import EVALUATED, SUITE, fill, row
 
 from fatbench import report
-from fatbench.report.figures import adhoc_figures, heat_map, series
+from fatbench.report.figures import adhoc_figures, heat_map, plots, series
 from fatbench.store.stages import Store
 from fatbench.suite import files
 from fatbench.suite.files import Suite
@@ -116,7 +116,7 @@ def test_panels_of_suites_with_other_axes_are_one_figure(suite: Suite, tmp_path:
     assert [panel.key for panel in merged.panels[-2:]] == [
         {"split": "even", "data": ""}, {"split": "", "data": "digits"},
     ]  # fmt: skip
-    assert report.draw([merged], tmp_path, "svg")
+    assert plots.draw([merged], tmp_path, "svg")
 
 
 def test_the_learning_curves_of_a_cell(suite: Suite, run: Callable[..., tuple[int, str, str]]) -> None:

@@ -217,6 +217,7 @@ def plot(
     """
     from fatbench import api
     from fatbench import report as reporting
+    from fatbench.report.figures import plots as drawing
     from fatbench.report.figures import series
 
     format = known_format(format or settings.setting("plot.format") or "pdf", DRAWN)
@@ -275,7 +276,7 @@ def plot(
         with opened(None) as store:
             reason = "nothing of it is measured yet" if cells else api.why_empty(plan, store, None)
         raise NothingMatched(f"no figure of '{called}' can be drawn: {reason}")
-    for path in reporting.draw(drawable, output or FIGURES, format, files, inches, serif):
+    for path in drawing.draw(drawable, output or FIGURES, format, files, inches, serif):
         print(path)
 
 

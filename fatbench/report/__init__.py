@@ -17,7 +17,7 @@ Nothing here trains, attacks or writes to the database.
 
 grids = build_tables(suite, plan, store, select="best-test")
 print(render(grids, "latex"))
-files = draw(build_figures(suite, plan, store), Path("results/figures"), "pdf")
+files = plots.draw(build_figures(suite, plan, store), Path("results/figures"), "pdf")
 """
 
 from __future__ import annotations
@@ -44,7 +44,6 @@ __all__ = [
     "build_tables",
     "check",
     "check_headings",
-    "draw",
     "draw_forest",
     "draw_table",
     "drawable",
@@ -259,20 +258,6 @@ def unknown(plots: Sequence[Plot], plan: Plan, store: Store | None) -> list[str]
         for id, heading, metric in sorted(missing_series)
         if logged_metrics and metric not in logged_metrics
     ]
-
-
-def draw(
-    plots: Sequence[Plot],
-    folder: Path,
-    format: str,
-    files: Path | None = None,
-    width: float | None = None,
-    serif: bool = False,
-) -> list[Path]:
-    """Write figures as files, see `plots.draw`."""
-    from fatbench.report.figures import plots as drawing
-
-    return drawing.draw(plots, folder, format, files, width, serif)
 
 
 def draw_forest(

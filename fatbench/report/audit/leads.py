@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pandas
-from scipy.special import chdtri, ndtr, stdtrit
 
 from fatbench.report.audit.question import (
     COLUMN,
@@ -26,9 +25,10 @@ from fatbench.report.audit.question import (
     size,
     standard_error,
 )
+from fatbench.report.numbers.statistics import found_shift
 
 PAIRED_IMAGES = 6  # the least with which an exact McNemar test finds p < 0.05, all one way
-POWER, ALPHA, MOST_SEEDS = 0.8, 0.05, 1000
+MOST_SEEDS = 1000
 
 
 def leads(numbers: pandas.DataFrame) -> pandas.DataFrame:
@@ -121,15 +121,7 @@ def seeds_needed(gain: float, sd: float) -> int | None:
     """
     if not (gain > 0 and sd > 0):
         return None
-    return 2 + bisect_left(range(2, MOST_SEEDS), POWER, key=lambda n: power(gain / sd, n))
-
-
-def power(effect: float, n: int) -> float:
-    """The power of a two-sided t test of n differences whose mean is `effect` standard deviations."""
-    t, shift = stdtrit(n - 1, 1 - ALPHA / 2), effect * math.sqrt(n)
-    # over the quantiles of the estimated deviation: scipy's noncentral t is NaN where the effect is large
-    deviation = np.sqrt(chdtri(n - 1, (np.arange(2000) + 0.5) / 2000) / (n - 1))
-    return float(np.mean(ndtr(shift - t * deviation) + ndtr(-shift - t * deviation)))
+    return 2 + bisect_left(range(2, MOST_SEEDS), True, key=lambda n: found_shift(n) <= gain / sd * math.sqrt(n))
 
 
 def ranking(numbers: pandas.DataFrame) -> Answer:

@@ -129,7 +129,7 @@ class Paired:
     @property
     def interval(self) -> tuple[float, float]:
         """95 % confidence interval of the mean, by Student's t."""
-        half_width = _t(len(self.seeds) - 1, 0.05) * self.std / math.sqrt(len(self.seeds))
+        half_width = student(len(self.seeds) - 1, 0.05) * self.std / math.sqrt(len(self.seeds))
         return self.mean - half_width, self.mean + half_width
 
 
@@ -145,7 +145,7 @@ def share(parts: Sequence[float], wholes: Sequence[float]) -> tuple[float, tuple
     part_mean = sum(parts) / n
     if n < 2:
         return part_mean / whole_mean, None
-    squared = _t(n - 1, 0.05) ** 2 / n
+    squared = student(n - 1, 0.05) ** 2 / n
     deviations = [(a - part_mean, b - whole_mean) for a, b in zip(parts, wholes, strict=True)]
     aa, ab, bb = (
         sum(deviation[i] * deviation[j] for deviation in deviations) / (n - 1) for i, j in ((0, 0), (0, 1), (1, 1))
@@ -263,9 +263,12 @@ class SeedsAndImages:
         return self._half(1 - level)
 
     def _half(self, alpha: float) -> float:
-        over_seeds = _t(self.seeds - 1, alpha) ** 2 * self.seed_variance
-        over_images = _t(self.images - 1, alpha) ** 2 * self.image_variance if self.image_variance else 0.0
-        return math.sqrt(over_seeds + over_images)
+        over_images = student(self.images - 1, alpha) if self.image_variance else 0.0
+        return self.width(student(self.seeds - 1, alpha), over_images)
+
+    def width(self, over_seeds: float, over_images: float) -> float:
+        """Half the width of an interval of so many deviations over seeds and over images."""
+        return math.sqrt(over_seeds**2 * self.seed_variance + over_images**2 * self.image_variance)
 
     @property
     def low(self) -> float:
@@ -295,24 +298,23 @@ class SeedsAndImages:
 
     def detectable(self, alpha: float = 0.05) -> float:
         """The smallest true difference that such a comparison finds with power 0.8, at the level alpha."""
-        from scipy.special import nctdtrinc
-
-        variance_parts = ((self.seeds, self.seed_variance), (self.images, self.image_variance))
-        # Student's t is not symmetric about a true difference: with few seeds t(alpha) + t(0.8) would be too small
-        return math.sqrt(
-            sum(
-                float(nctdtrinc(n - 1, 0.2, _t(n - 1, alpha))) ** 2 * variance
-                for n, variance in variance_parts
-                if variance
-            )
-        )
+        return self.width(found_shift(self.seeds, alpha), found_shift(self.images, alpha) if self.image_variance else 0)
 
 
-def _t(df: int, alpha: float) -> float:
+@functools.lru_cache(4096)
+def student(df: int, alpha: float) -> float:
     """Student's t at 1 - alpha / 2."""
     from scipy.special import stdtrit
 
     return -float(stdtrit(df, alpha / 2))
+
+
+def found_shift(n: int, alpha: float = 0.05) -> float:
+    """The true mean, in standard errors, that Student's t test of n differences finds with power 0.8."""
+    from scipy.special import nctdtrinc
+
+    # it is not symmetric about a true difference: with few seeds t(alpha) + t(0.8) would be too small
+    return float(nctdtrinc(n - 1, 0.2, student(n - 1, alpha)))
 
 
 def seeds_and_images(

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fatbench.report.numbers.statistics import ImageOutcomes, SeedsAndImages, mean_over_models, of_rows
+from fatbench.report.numbers.statistics import ImageOutcomes, SeedsAndImages, mean_over_models, of_rows, student
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -67,9 +67,9 @@ def worst_case(outcomes: Sequence[Sequence[ImageOutcomes]], n: int, groups: Grou
         return None
     kept, tail = row.kept(LEVEL)
     tests = [row.tests[a] for a in kept]
-    low = min(test.mean - _half(test, _t(test.seeds, tail), _t(test.images, tail)) for test in tests)
+    low = min(test.mean - test.width(_t(test.seeds, tail), _t(test.images, tail)) for test in tests)
     c = _quantile(_largest_t(row.outcomes[kept].mean(2)), len(kept), row.seeds, tail)
-    high = min(test.mean + _half(test, c, _t(test.images, tail / len(kept))) for test in tests)
+    high = min(test.mean + test.width(c, _t(test.images, tail / len(kept))) for test in tests)
     return WorstCase(row.cross_fitted(), low, high, (row.least,), (len(kept),))
 
 
@@ -93,7 +93,7 @@ def worst_case_difference(
     def end(pairs: tuple[tuple[int, int], ...], sign: int, tail: float) -> float:
         c = _quantile(largest(pairs), len(pairs), first.seeds, tail)
         parts = (tests[pair] for pair in pairs)
-        return max(sign * test.mean - _half(test, c, _t(test.images, tail / len(pairs))) for test in parts)
+        return max(sign * test.mean - test.width(c, _t(test.images, tail / len(pairs))) for test in parts)
 
     def ends(level: float) -> tuple[float, float]:
         (own, tail), (other, tail_of_other) = first.kept(level), second.kept(level)
@@ -137,7 +137,7 @@ class _Row:
         b = SCREENING * level
         single = b / (count - 1)
         milder = {
-            a for a, test in self._milder if test.mean > _half(test, _t(test.seeds, single), _t(test.images, single))
+            a for a, test in self._milder if test.mean > test.width(_t(test.seeds, single), _t(test.images, single))
         }
         return [a for a in range(count) if a not in milder], level / 2 - b
 
@@ -157,16 +157,9 @@ def _test(D: Floats, groups: Groups | None) -> SeedsAndImages:
     return test
 
 
-def _half(test: SeedsAndImages, c_seeds: float, c_images: float) -> float:
-    return math.sqrt(c_seeds**2 * test.seed_variance + c_images**2 * test.image_variance)
-
-
-@functools.cache
 def _t(count: int, tail: float) -> float:
     """What Student's t of count - 1 degrees of freedom exceeds with this probability."""
-    from scipy.special import stdtrit
-
-    return -float(stdtrit(count - 1, tail))
+    return student(count - 1, 2 * tail)
 
 
 def _largest_t(seed_means: Floats) -> Floats | None:
