@@ -225,13 +225,17 @@ def page_of(
         rows, panel_height = -(-len(tiles) // columns), min(HIGH, 0.4 + 0.75 * width / columns)
     name, style_by_name, legend_styles = styles_of(plot, panels)
     legend = _legend(plot, panels, legend_styles)
+    entry_width = 0.5 + 0.062 * max(map(len, legend), default=1)
+    # beside the lines where a page has room, and below them in a column of a paper
+    beside = bool(legend) and paper_width is None and kind in ("lines", "clients") and 0.155 * len(legend) < rows * HIGH
+    per_row = 1 if beside else max(1, int(width / entry_width))
+    width += entry_width * beside
     title = caption = ""
     if paper_width is None:
         title = wrap_to_width(_in_words(shared_labels), width, 9)  # the figure's own title is in the file's metadata
         caption = wrap_to_width(". ".join(f"{what}: {text}" for what, text in plot.notes), width, 5.5)
     footer_height = 0.1 + 0.085 * (caption.count("\n") + 1) * bool(caption)
-    per_row = max(1, int(width / (0.5 + 0.062 * max(map(len, legend), default=1))))
-    legend_height = 0.155 * -(-len(legend) // per_row) + 0.1 if legend else 0
+    legend_height = 0.155 * -(-len(legend) // per_row) + 0.1 if legend and not beside else 0
     height = rows * panel_height + footer_height + legend_height + 0.16 * (title.count("\n") + 1) * bool(title)
     bottom = (footer_height + legend_height) / height
     figure = Figure(figsize=(width, height), layout="constrained")
@@ -276,9 +280,13 @@ def page_of(
     for one in maps_drawn:  # one scale, so that maps can be compared
         one.set_clim(min(low for low, _ in limits), max(high for _, high in limits))
     if legend:
+        below: dict[str, Any] = {
+            "loc": "lower center", "borderaxespad": 0.2,
+            "bbox_to_anchor": (0, footer_height / height, 1, legend_height / height),
+        }  # fmt: skip
         figure.legend(
-            [*legend.values()], [*legend], loc="lower center", ncols=per_row, frameon=False, handlelength=3.2,
-            borderaxespad=0.2, bbox_to_anchor=(0, footer_height / height, 1, legend_height / height),
+            [*legend.values()], [*legend], ncols=per_row, frameon=False, handlelength=3.2,
+            **({"loc": "outside right upper"} if beside else below),
         )  # fmt: skip
     return figure
 
