@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from fatbench.errors import NothingMatched, SpecError
 from fatbench.report.numbers import shares, statistics
-from fatbench.report.numbers.doubts import NOT_ABOVE, Doubt, with_seeds
+from fatbench.report.numbers.doubts import NOT_ABOVE, with_seeds
 from fatbench.report.numbers.statistics import Paired, PairedOutcomes, SeedsAndImages
 from fatbench.report.numbers.stored import Measurement
 from fatbench.report.numbers.worst_case import WorstCase, worst_case_difference
@@ -182,7 +182,9 @@ class Difference:
     @property
     def doubts(self) -> tuple[tuple[str, ...], ...]:
         """The doubts about each side, those of A first, in words with their seeds."""
-        return tuple(_doubts(self.seeds, side) for side in self.both or self.numbers)
+        seeds, sides = self.seeds, self.both or self.numbers
+        of_sides = (zip(seeds, (number.doubts for number in side), strict=True) for side in sides)
+        return tuple(with_seeds(of_side, seeds, len(seeds)) for of_side in of_sides)
 
     @property
     def over(self) -> str:
@@ -223,14 +225,6 @@ class Difference:
 def at_floor(numbers: Iterable[Measurement]) -> bool:
     """Whether none of these accuracies is above that of a constant classifier."""
     return all(any(doubt.code in NOT_ABOVE for doubt in number.doubts) for number in numbers)
-
-
-def _doubts(seeds: Sequence[int], side: Sequence[Measurement]) -> tuple[str, ...]:
-    doubted: dict[Doubt, list[int]] = {}
-    for seed, number in zip(seeds, side, strict=True):
-        for doubt in number.doubts:
-            doubted.setdefault(doubt, []).append(seed)
-    return with_seeds(doubted, seeds, len(seeds))
 
 
 def tested(

@@ -9,17 +9,18 @@ imports torch or matplotlib.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from pandas import DataFrame
+from pandas import DataFrame, Series
 
 from fatbench.errors import SpecError
 from fatbench.report.numbers import table_facts
-from fatbench.report.numbers.doubts import Doubt, with_seeds
+from fatbench.report.numbers.doubts import with_seeds
 from fatbench.report.numbers.long import found
 from fatbench.report.numbers.points import baselines, check_figure, point_key, points_of_figure, spread, sweeps
 from fatbench.report.numbers.published import Lookup
@@ -160,9 +161,10 @@ def _plot(suite: Suite, plan: Plan, figure: Figure, numbers: Stored) -> Plot | N
             for k in indices:
                 of_client = source if k is None else replace(source, client=k)
                 wanted.append((panel, Line(dict(line_names), heading, of_client, k, [], len(ids), ids), of_line))
-    rows, behind = _numbers([(line, of_line) for _, line, of_line in wanted], plan, figure, numbers)
+    every, behind = _numbers([(line, of_line) for _, line, of_line in wanted], plan, figure, numbers)
+    rows, none = dict(iter(every.groupby("line"))), every.iloc[:0]
     for i, (panel, line, of_line) in enumerate(wanted):
-        for filled in _lines(line, rows.get(i, [])):
+        for filled in _lines(line, rows.get(i, none)):
             published = None if lookup is None else _published(lookup, of_line[0], filled)
             panel.lines.append(replace(filled, published=published))
     plot = Plot(suite.name, plan.preset, figure, label(plan), [*panels.values()], table_facts.Facts())
@@ -186,14 +188,14 @@ def _published(lookup: Lookup, cell: Cell, line: Line) -> tuple[float, float] | 
 
 # --- a row for each number of a seed ------------------------------------------------------------------------------
 
-# client, round or radius, seed, value, doubts; of a radius its text and its setting
-Row = tuple[int, float, int, float, tuple[Doubt, ...], str, str]
+# of a radius its text and its setting; cell: that of a number of training
+COLUMNS = ["line", "client", "round", "seed", "value", "doubts", "radius", "swept"]
 
 
 def _numbers(
     lines: Sequence[tuple[Line, Sequence[Cell]]], plan: Plan, figure: Figure, stored: Stored
-) -> tuple[dict[int, list[Row]], list[tuple[Any, ...]]]:
-    """(position of a line -> its numbers, those of the point that `minus` names taken off; `provenance.BEHIND`)."""
+) -> tuple[DataFrame, list[tuple[Any, ...]]]:
+    """(COLUMNS of the numbers of lines, those of the point that `minus` names taken off; `provenance.BEHIND`)."""
     taken, swept = baselines(plan, figure.minus), sweeps(plan) if figure.kind == "lines" else {}
     settings = {one.sweep: one.swept for _, cells in lines for cell in cells for one in cell.evaluations if one.sweep}
     trained, evaluated = [], []
@@ -217,32 +219,28 @@ def _numbers(
             at = (source.client, x, radius, settings.get(source.metric, "eps"))
             of_radius = replace(source, metric=metric, text=f"{source.text} {radius}")
             evaluated += [(i, cell, other, of_radius, source.metric, *at) for cell, other in pairs]
-    rows: dict[int, list[Row]] = {}
-    of_training = DataFrame(trained, columns=["line", "cell", "minus", "metric", "seed"])
-    for i, cell, *place, value in _trained(of_training, stored):
-        rows.setdefault(i, []).append((*place, value, stored.doubts.get((cell, "train"), ()), "", "eps"))
-    names = ["line", "cell", "minus", "source", "metric", "client", "x", "radius", "swept"]
+    names = ["line", "cell", "minus", "source", "metric", "client", "round", "radius", "swept"]
     asked = found(DataFrame(evaluated, columns=names, dtype=object), stored)
-    others = found(asked.assign(cell=asked["minus"]), stored)["value"]
-    behind: list[tuple[Any, ...]] = []
-    for one, less in zip(as_tuples(asked), others, strict=True):
-        if one.value is not None and math.isfinite(one.value) and less is not None:
-            value = one.value - (less if figure.minus else 0)
-            row = (one.client, one.x, int(one.cell.spec["seed"]), value, one.doubts, one.radius, one.swept)
-            rows.setdefault(one.line, []).append(row)
-            for stage in one.stages:
-                behind += stored.behind(one.cell, stage, one.metric, one.n)
+    asked["less"] = found(asked.assign(cell=asked["minus"]), stored)["value"]
+    known = [one for one in as_tuples(asked) if None not in (one.value, one.less) and math.isfinite(one.value)]
+    rows = [
+        (one.line, one.client, one.round, int(one.cell.spec["seed"]), one.value - (one.less if figure.minus else 0),
+         one.doubts, one.radius, one.swept)
+        for one in known
+    ]  # fmt: skip
+    behind = [row for one in known for stage in one.stages for row in stored.behind(one.cell, stage, one.metric, one.n)]
+    of_training = _trained(DataFrame(trained, columns=["line", "cell", "minus", "metric", "seed"]), stored)
+    doubts = [stored.doubts.get((cell, "train"), ()) for cell in of_training["cell"]]
+    of_training = of_training.assign(doubts=Series(doubts, dtype=object), radius="", swept="eps")
+    numbers = DataFrame([*of_training[COLUMNS].itertuples(index=False, name=None), *rows], columns=COLUMNS)
     if figure.kind == "clients":  # of each seed from the least accurate to the most, with their rank as a round
-        for i, of_line in rows.items():
-            by_seed: dict[int, list[Row]] = {}
-            for row in sorted(of_line, key=lambda row: row[3]):
-                by_seed.setdefault(row[2], []).append(row)
-            rows[i] = [(row[0], float(k), *row[2:]) for of_seed in by_seed.values() for k, row in enumerate(of_seed, 1)]
-    return rows, behind
+        ranks = numbers.sort_values("value", kind="stable").groupby(["line", "seed"]).cumcount() + 1.0
+        numbers["round"] = ranks.reindex(numbers.index)
+    return numbers, behind
 
 
-def _trained(asked: DataFrame, stored: Stored) -> Iterable[tuple[Any, ...]]:
-    """(line, cell, client, round, seed, value) of each finite number of training, that of `minus` taken off."""
+def _trained(asked: DataFrame, stored: Stored) -> DataFrame:
+    """The asked rows with client, round and value of each finite number of training, that of `minus` taken off."""
     training = stored.series[(stored.series["stage"] == "train") & np.isfinite(stored.series["value"])]
     training = training[["cell", "metric", "client", "round", "value"]]
     numbers = asked.merge(training, on=["cell", "metric"])
@@ -250,56 +248,46 @@ def _trained(asked: DataFrame, stored: Stored) -> Iterable[tuple[Any, ...]]:
         others = training.rename(columns={"cell": "minus", "value": "less"})
         numbers = numbers.merge(others, on=["minus", "metric", "client", "round"])
         numbers["value"] -= numbers["less"]
-    return zip(*(numbers[name].tolist() for name in ("line", "cell", "client", "round", "seed", "value")), strict=True)
+    return numbers
 
 
-def _lines(line: Line, rows: Sequence[Row]) -> Iterable[Line]:
+MANY = 50  # clients from which they are not shown one by one
+QUANTILES = {"least": 0.0, "25 %": 0.25, "median": 0.5, "75 %": 0.75, "largest": 1.0}
+
+
+def _lines(line: Line, numbers: DataFrame) -> Iterable[Line]:
     """The lines of one heading at one place: one, or one for each client or class that was measured; of many clients
     the quantiles of each round over them.
     """
     if line.source.client not in (EVERY, RANGE):
-        yield _with_points(line, (row[1:] for row in rows if row[0] == line.source.client))
+        yield _with_points(line, numbers[numbers["client"] == line.source.client])
         return
-    by_client: dict[int, list[Any]] = {}
-    of_all: dict[tuple[Any, ...], list[float]] = {}  # (round, seed, doubts) -> the value of each client
-    for client, round, seed, value, doubts, *_ in rows:
-        if client >= 0:
-            by_client.setdefault(client, []).append((round, seed, value, doubts))
-            of_all.setdefault((round, seed, doubts), []).append(value)
+    of_clients = numbers[numbers["client"] >= 0]
+    by_seed = of_clients.groupby(["round", "seed"], sort=False)
+    firsts, count = of_clients.drop_duplicates(["round", "seed"]), of_clients["client"].nunique()
     if line.source.client == RANGE:
-        ranges = {at: max(values) - min(values) for at, values in of_all.items()}
-        yield _with_points(line, ((*at[:2], value, at[2]) for at, value in ranges.items()))
-    elif len(by_client) < MANY:
-        for client, of_client in sorted(by_client.items()):
-            yield _with_points(replace(line, index=client), of_client)
+        values = by_seed["value"].max() - by_seed["value"].min()
+        yield _with_points(line, firsts.assign(value=values.tolist()))
+    elif count < MANY:
+        for client in sorted(of_clients["client"].unique().tolist()):
+            yield _with_points(replace(line, index=client), of_clients[of_clients["client"] == client])
     else:
-        five = {at: np.quantile(values, (0, 0.25, 0.5, 0.75, 1)).tolist() for at, values in of_all.items()}
-        for i, name in enumerate(QUANTILES):
-            heading = f"{line.heading}, {name} of {len(by_client):,} clients"
+        for name, fraction in QUANTILES.items():
+            heading = f"{line.heading}, {name} of {count:,} clients"
             of_name = replace(line, heading=heading, source=replace(line.source, client=-1))
-            yield _with_points(of_name, ((*at[:2], values[i], at[2]) for at, values in five.items()))
+            yield _with_points(of_name, firsts.assign(value=by_seed["value"].quantile(fraction).tolist()))
 
 
-MANY = 50  # clients from which they are not shown one by one
-
-
-QUANTILES = ("least", "25 %", "median", "75 %", "largest")
-
-
-def _with_points(line: Line, rows: Iterable[tuple[Any, ...]]) -> Line:
-    """The line with a point for each round or radius. rows: round, seed, value, doubts, perhaps as of `Row`."""
-    by_round: dict[float, list[tuple[Any, ...]]] = {}
-    for round, *row in rows:
-        by_round.setdefault(round, []).append(tuple(row))
+def _with_points(line: Line, numbers: DataFrame) -> Line:
+    """The line with a point for each round or radius."""
+    rows = sorted(as_tuples(numbers), key=lambda row: row.round)
     points = []
-    for round, of_round in sorted(by_round.items()):
-        seeds, values, *_ = zip(*(row[:2] for row in of_round), strict=True)
-        doubted: dict[Doubt, list[int]] = {}
-        for seed, _, doubts, *_ in of_round:
-            for doubt in doubts:
-                doubted.setdefault(doubt, []).append(seed)
-        point = SeriesPoint(round, *mean_and_std(values), seeds, values, *of_round[0][3:])
-        points.append(replace(point, doubts=with_seeds(doubted, seeds, line.wanted)) if doubted else point)
+    for round, of_round in itertools.groupby(rows, key=lambda row: row.round):
+        found = [*of_round]
+        seeds, values = zip(*((row.seed, row.value) for row in found), strict=True)
+        doubts = with_seeds(((row.seed, row.doubts) for row in found), seeds, line.wanted)
+        at = found[0].radius, found[0].swept
+        points.append(SeriesPoint(round, *mean_and_std(values), seeds, values, *at, doubts))
     return replace(line, points=points)
 
 

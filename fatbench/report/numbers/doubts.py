@@ -136,9 +136,13 @@ def cells_of(doubts_by_stage: Doubts) -> dict[str, int]:
 
 
 def with_seeds(
-    doubted: Mapping[Doubt, Sequence[int]], measured_seeds: Collection[int], seed_count: int
+    numbers: Iterable[tuple[int, Iterable[Doubt]]], measured_seeds: Collection[int], seed_count: int
 ) -> tuple[str, ...]:
-    """Doubts in words, the same words once, with their seeds where these are not all that are measured."""
+    """The doubts about numbers (seed, doubts) in words, each once, with its seeds where these are not all measured."""
+    doubted: dict[Doubt, list[int]] = {}
+    for seed, of_seed in numbers:
+        for doubt in of_seed:
+            doubted.setdefault(doubt, []).append(seed)
     if not doubted:
         return ()
     texts: dict[str, list[int]] = {}

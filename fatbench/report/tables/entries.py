@@ -17,7 +17,7 @@ from fatbench.data.catalogue import CATALOGUE
 from fatbench.report import audit
 from fatbench.report.contrasts import of_values, share
 from fatbench.report.numbers import statistics, table_facts
-from fatbench.report.numbers.doubts import NOT_ABOVE, Doubt, with_seeds
+from fatbench.report.numbers.doubts import NOT_ABOVE, with_seeds
 from fatbench.report.numbers.long import FROM, MINUS, OWN, TO, WORST, columns, found, long
 from fatbench.report.numbers.points import Points, TablePoints, find_confounders, spread
 from fatbench.report.numbers.published import Lookup
@@ -173,16 +173,12 @@ def over_seeds(numbers: Sequence[Any]) -> dict[str, Any]:
     """Mean and spread of the numbers of one point, a seed each; nothing for a point that is not planned."""
     if not numbers:
         return {}
-    seeds_by_doubt: dict[Doubt, list[int]] = {}
-    for number in numbers:
-        for doubt in number.doubts:
-            seeds_by_doubt.setdefault(doubt, []).append(number.seed)
     measured = [number for number in numbers if number.value is not None and math.isfinite(number.value)]
     seeds = tuple(number.seed for number in measured)
     common = {
         "planned": True,
-        "doubts": with_seeds(seeds_by_doubt, seeds, len(numbers)),
-        "codes": frozenset(doubt.code for doubt in seeds_by_doubt),
+        "doubts": with_seeds(((number.seed, number.doubts) for number in numbers), seeds, len(numbers)),
+        "codes": frozenset(doubt.code for number in numbers for doubt in number.doubts),
         "cells": tuple(number.cell.id for number in numbers if number.cell is not None),
     }
     if not measured:
