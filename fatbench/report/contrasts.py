@@ -446,11 +446,11 @@ def family(tests: Tests, plan: Plan, numbers_of: NumbersOf) -> list[Difference]:
             place = tuple((axis, cell.key[axis]) for axis in varying if axis in cell.key and axis != contrast.axis)
             cells.setdefault((place, cell.key.get(contrast.axis, "")), {})[int(cell.spec["seed"])] = cell
         named_metrics = list(dict.fromkeys(metric for _, metric in contrast.weights if metric))
-        placed = dict.fromkeys(place for place, _ in cells)
-        wanted = sum(map(len, tests.worst_over.values()))
-        for rest, members in _worst_places(tests, placed):
-            declared += [_worst(name, contrast, metric, rest, members, wanted, cells, numbers_of) for metric in metrics]
-        for labels, places in _places(tests, placed) if not tests.worst_over else ():
+        for labels, places in _places(tests, dict.fromkeys(place for place, _ in cells)):
+            if tests.worst_over:
+                of_place = (tests, labels, [*places], cells, numbers_of)
+                declared += [_worst(name, contrast, metric, *of_place) for metric in metrics]
+                continue
             for metric in [""] if named_metrics else metrics:
                 weights: dict[PlacedSide, float] = {
                     ((place, label), own_metric or metric): weight * place_weight
@@ -464,25 +464,25 @@ def family(tests: Tests, plan: Plan, numbers_of: NumbersOf) -> list[Difference]:
 
 
 def _places(tests: Tests, places: Iterable[Place]) -> Iterable[tuple[Key, dict[Place, float]]]:
-    """(labels to print, weight of each combination of labels): each alone, the mean over an axis, or between two."""
-    means: dict[Place, list[Place]] = {}  # without the label of `mean_over` -> with it
-    signs: dict[Place, dict[Place, float]] = {}  # and without that of `between` -> 1 or -1
-    for place in places:
-        if not tests.between:
-            yield dict(place), {place: 1.0}
-        if tests.mean_over in dict(place):
-            means.setdefault(tuple(one for one in place if one[0] != tests.mean_over), []).append(place)
-        for axis, (first, second) in tests.between.items():
-            if (label := dict(place).get(axis)) in (first, second):
-                rest = tuple(one for one in place if one[0] != axis)
-                signs.setdefault(rest, {})[place] = 1.0 if label == first else -1.0
-    for rest, members in means.items():
-        if not tests.between:
-            mean = {str(tests.mean_over): f"mean over {tests.mean_over}"}
-            yield {**dict(rest), **mean}, dict.fromkeys(members, 1 / len(members))
-    for rest, signed in signs.items():
-        if len(signed) == 2:
-            yield {**dict(rest), **{axis: " - ".join(ends) for axis, ends in tests.between.items()}}, signed
+    """(labels to print, weight of each combination of labels): each alone, the mean over an axis, between two of its
+    labels, or those of a worst case.
+    """
+    if not tests.between and not tests.worst_over:
+        yield from ((dict(place), {place: 1.0}) for place in places)
+    chosen = {**tests.between, **tests.worst_over} or dict.fromkeys(filter(None, [tests.mean_over]))
+    for axis, labels in chosen.items():
+        by_rest: dict[Place, list[Place]] = {}  # without the label of the axis -> with it
+        for place in places:
+            if (label := dict(place).get(axis)) is not None and (labels is None or label in labels):
+                by_rest.setdefault(tuple(one for one in place if one[0] != axis), []).append(place)
+        for rest, members in by_rest.items():
+            weights = dict.fromkeys(members, 1 / len(members))
+            text = f"worst of {len(labels)}" if labels else f"mean over {axis}"
+            if tests.between and labels:
+                weights = {place: 1.0 if dict(place)[axis] == labels[0] else -1.0 for place in members}
+                text = " - ".join(labels)
+            if not tests.between or len(members) == 2:
+                yield {**dict(rest), axis: text}, weights
 
 
 def _declared(
@@ -528,37 +528,26 @@ def _declared(
     return tested(difference, numbers, [*weights.values()])
 
 
-def _worst_places(tests: Tests, places: Iterable[Place]) -> Iterable[tuple[Key, dict[str, Place]]]:
-    """(labels of the other axes, label of `worst_over` -> place) of each combination of them that has such a label."""
-    for axis, labels in tests.worst_over.items():
-        members: dict[Place, dict[str, Place]] = {}
-        for place in places:
-            if (label := dict(place).get(axis)) in labels:
-                members.setdefault(tuple(one for one in place if one[0] != axis), {})[str(label)] = place
-        for rest, of_rest in members.items():
-            yield {**dict(rest), axis: f"worst of {len(labels)}"}, of_rest
-
-
 def _worst(
-    name: str, contrast: Contrast, metric: str, labels: Key, members: Mapping[str, Place], wanted: int,
+    name: str, contrast: Contrast, metric: str, tests: Tests, labels: Key, places: Sequence[Place],
     cells: Mapping[tuple[Place, str], Mapping[int, Cell]], numbers_of: NumbersOf,
 ) -> Difference:  # fmt: skip
     """A - B of the worst cases over some labels, see `worst_case`; it is tested where all of them are measured."""
+    [(axis, wanted)], count = tests.worst_over.items(), len(places)
     sides = [label for (label, _), _ in sorted(contrast.weights.items(), key=lambda item: -item[1])]
-    weights = {((place, side), metric): sign / len(members)
-               for side, sign in zip(sides, (1.0, -1.0), strict=True) for place in members.values()}  # fmt: skip
+    weights = {((place, side), metric): sign / count
+               for side, sign in zip(sides, (1.0, -1.0), strict=True) for place in places}  # fmt: skip
     ids = frozenset(cell.id for side, _ in weights for cell in cells.get(side, {}).values())
     one = Difference(name, metric, contrast.weights, labels, ids, estimator=WORST)
-    if len(members) < wanted:
-        return replace(one, why=f"{len(members)} of {wanted} labels are in this preset")
+    if count < len(wanted):
+        return replace(one, why=f"{count} of {len(wanted)} labels are in this preset")
     one = _declared(one, weights, cells, numbers_of)
     if one.test is None or one.unit in (SEED, CLIENT):
         return replace(one, test=None, why=one.why or "no per-image outcomes")
     outcomes = [[number.outcomes for number in side] for side in one.numbers]
-    half = len(members)
-    test = worst_case_difference(outcomes[:half], outcomes[half:], one.n, one.numbers[0][0].groups)  # type: ignore[arg-type]
+    test = worst_case_difference(outcomes[:count], outcomes[count:], one.n, one.numbers[0][0].groups)  # type: ignore[arg-type]
     assert test is not None  # it was tested label by label
-    return replace(one, test=test, worst=tuple([*members][least] for least in test.least))
+    return replace(one, test=test, worst=tuple(dict(places[least])[axis] for least in test.least))
 
 
 Answers = Mapping[str, Mapping[int, float]]  # cell -> client -> 1 for yes, see `pairs.answers_of_clients`
@@ -622,10 +611,8 @@ def declared_by(families: Iterable[Tests], plan: Plan, numbers_of: NumbersOf) ->
 
 def headline(families: Iterable[Tests], plan: Plan, numbers_of: NumbersOf) -> Difference | None:
     """The comparison that a suite is quoted with; None without one, or before it is measured."""
-    for tests in families:
-        if tests.headline is not None and (found := quoted(tests, family(tests, plan, numbers_of))) is not None:
-            return found
-    return None
+    found = (quoted(tests, family(tests, plan, numbers_of)) for tests in families if tests.headline is not None)
+    return next(filter(None, found), None)
 
 
 def quoted(tests: Tests, declared: Iterable[Difference]) -> Difference | None:
