@@ -30,7 +30,6 @@ from fatbench.data import DATASETS
 from fatbench.errors import NothingMatched, SpecError, UnknownName
 from fatbench.methods.attacks import ATTACKS
 from fatbench.runner.run_options import RunOptions
-from fatbench.store.cell_records import seal
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "python.md").read_text(encoding="utf-8")
@@ -311,39 +310,31 @@ def test_what_is_no_number_is_named() -> None:
         (lambda: fatbench.aggregate("samples", [torch.ones(1)], round=-1), "round: expected a whole number of 0"),
         (lambda: fatbench.aggregate("samples", [torch.ones(1)], rounds=0), "rounds: expected a whole number of 1"),
         (lambda: fatbench.aggregate("krum", torch.ones(9, 2), byzantine=4), "krum: byzantine=4 needs 11 clients in a"),
-        (
-            lambda: fatbench.aggregate("krum", torch.ones(9, 2), byzantine=numpy.float32(0.5)),
-            "^aggregate: byzantine: sh",
-        ),
+        (lambda: fatbench.aggregate("krum", torch.ones(9, 2), byzantine=numpy.float32(0.5)),
+         "^aggregate: byzantine: sh"),
         (lambda: fatbench.aggregate("sfat", torch.ones(4, 2), alpha=0.1, top=3, losses=[1] * 4), "sfat: top=3 of 4"),
         (lambda: fatbench.aggregate("adfl", torch.ones(4, 2)), "this aggregator needs images, whose shape only a"),
         (lambda: fatbench.aggregate("adfl", [nn.Linear(2, 2)] * 3, model=nn.Linear(2, 2)), "needs images, whose"),  # type: ignore[type-var]
         (lambda: fatbench.aggregate("afl", torch.ones(4, 2), memory=[]), r"memory: expected a dictionary, .* got \[\]"),  # type: ignore[arg-type]
         (lambda: fatbench.aggregate(len, torch.ones(4, 2)), "name: expected a name, got a builtin"),  # type: ignore[arg-type]
         (lambda: fatbench.aggregate("samples", torch.ones(4, 2), broadcast=torch.ones(3)), r"^broadcast: .* \(2,\) at"),
-        (
-            lambda: fatbench.aggregate("samples", torch.ones(4, 2), broadcast={"w": torch.ones(2)}),
-            "^broadcast: 'vector' has",
-        ),
-        (
-            lambda: fatbench.aggregate("krum", torch.ones(5, 2), broadcast=torch.ones(2) / 0, byzantine=1),
-            "^broadcast: ex",
-        ),
+        (lambda: fatbench.aggregate("samples", torch.ones(4, 2), broadcast={"w": torch.ones(2)}),
+         "^broadcast: 'vector' has"),
+        (lambda: fatbench.aggregate("krum", torch.ones(5, 2), broadcast=torch.ones(2) / 0, byzantine=1),
+         "^broadcast: ex"),
         (lambda: fatbench.names(len), "got a builtin_function_or_method"),  # type: ignore[arg-type]
         (lambda: fatbench.partition([0, 1], "iid", clients=3), "partition: iid: 3 clients, but only 2 examples"),
         (lambda: fatbench.partition([0, 1], "by_writer", clients=2), "partition: by_writer: this data set does not"),
         (lambda: fatbench.make_suite("fat-baselines", base={"train": object()}), "train: expected what a suite file"),
-        (
-            lambda: fatbench.plan("sfat-cifar10", preset="smoke", override={"train": {1}}),
-            "train: expected what a suite",
-        ),
+        (lambda: fatbench.plan("sfat-cifar10", preset="smoke", override={"train": {1}}),
+         "train: expected what a suite"),
         (lambda: fatbench.plan("sfat-cifar10", preset="smoke", seeds=1.5), "seeds: expected whole numbers .* got 1.5"),
         (lambda: fatbench.plan("sfat-cifar10", preset="smoke", override=3), "override: expected settings"),
         (lambda: RunOptions(jobs=0), "jobs: expected a whole number of 1 or more, got 0"),
         (lambda: RunOptions(per_gpu=1.5), "^per_gpu: expected a whole number of 1 or more"),  # type: ignore[arg-type]
         (lambda: RunOptions(microbatch=True), "microbatch: expected a whole number of 1 or more, got True"),
     ],
-)
+)  # fmt: skip
 def test_numbers_out_of_range_are_named_by_every_function(call: Callable[[], Any], said: str) -> None:
     with pytest.raises(SpecError, match=said):
         call()
@@ -519,60 +510,6 @@ def test_what_a_command_takes_a_function_takes(function: object, command: object
     """What is left out says how the text of a table looks; the names of suites and tables come first."""
     options, mine = (set(inspect.signature(one).parameters) for one in (command, function))  # type: ignore[arg-type]
     assert options - not_here <= mine and "plugins" in mine and not_here <= options
-
-
-def test_replicates_and_several_suites_are_asked_for_as_on_the_command_line(
-    here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The suite run again elsewhere is a replicate: natural of the newer run is shown.
-
-    So is a model that was not trained here and was evaluated twice, in its own table and beside the suite's rows.
-    """
-    import shutil
-
-    from fatbench.store import jsonl
-
-    both, other = str(tmp_path / "both.db"), str(tmp_path / "other.db")
-    shutil.copy(here / "results" / "fatbench.db", both)
-    torch.manual_seed(0)
-    module = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
-    fatbench.evaluate(module, like="tiny.yaml", name="theirs", db=both)
-    shutil.copy(both, other)
-    with sqlite3.connect(other) as connection:
-        connection.execute("UPDATE runs SET uid = lower(hex(randomblob(16))), ended = '2999-01-01T00:00:00.000Z'")
-        judged = "stage LIKE 'natural-%'"
-        natural = f"SELECT id FROM round_metrics WHERE metric = 'natural' AND {judged}"
-        connection.execute(f"UPDATE numbers SET value = 0 WHERE round_metric IN ({natural})")
-        connection.execute(f"UPDATE outcome_chunks SET bits = zeroblob(length(bits)) WHERE {judged}")
-    with api.opened(other) as second, second.database.writing() as sealing:
-        for cell, stage in second.stages():
-            seal(sealing, cell, stage)
-    with api.opened(both) as store, api.opened(other) as second:
-        assert store is not None and second is not None
-        file = tmp_path / "other.jsonl"
-        with file.open("w") as handle:
-            jsonl.export(second, handle)
-        assert jsonl.import_(store, file)["new replicates"] == 3
-    for name, rows in (("tiny.yaml", 3), ("evaluate", 1)):
-        frame = fatbench.table(name, with_evaluated=rows == 3, db=both).frame()
-        natural = numpy.atleast_1d(frame.set_index("metric")["mean"]["natural"])
-        assert len(natural) == rows and (natural == 0).all()
-    with pytest.raises(SpecError, match=r"^runs: expected precision="):
-        fatbench.table("tiny.yaml", runs="mean")
-    table = fatbench.table(["tiny.yaml"], rows=["metric"], columns=["fgsm"], notes="none", digits=1)
-    words = [
-        "report",
-        "tiny.yaml",
-        "--by",
-        "metric",
-        "--metric",
-        "fgsm",
-        "-c",
-        "report.notes=none",
-        "-c",
-        "report.digits=1",
-    ]
-    assert table.markdown() == command(monkeypatch, capsys, *words, "--format", "markdown")
 
 
 @pytest.mark.parametrize("name", ["fgsm", "pgd", "cw", "autoattack"])

@@ -33,7 +33,7 @@ from fatbench.methods.attacks import ATTACKS
 from fatbench.methods.defences import DEFENCES
 from fatbench.methods.inversions import INVERSIONS, reads_of
 from fatbench.methods.inversions.april import without_block0_norm
-from fatbench.methods.objectives import OBJECTIVES, PROXIMALS, standard
+from fatbench.methods.objectives import PROXIMALS, standard
 from fatbench.suite.types import Aggregator, Objective, Proximal
 from fatbench.testing import equal, initial_state, local, renamed_copy, small_problem
 
@@ -117,28 +117,6 @@ def test_a_setting_is_given_only_what_its_kind_may_ask_for() -> None:
 
 
 # --- every member under another name ------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", OBJECTIVES)
-def test_every_objective(name: str) -> None:
-    on = small_problem()
-    found = [
-        train_cohort(on, initial_state(on).model, [0, 2, 1], 0, local(objective=objective))
-        for objective in pair(OBJECTIVES, "Objective", name)
-    ]
-    assert equal(*found)
-
-
-@pytest.mark.parametrize("name", ["fgsm", "fgsm_sfat", "pgd", "pgd_kl", "cw"])
-def test_every_gradient_attack_in_training(name: str) -> None:
-    on = small_problem()
-    found = [
-        train_cohort(
-            on, initial_state(on).model, [0, 1], 0, local(objective=functools.partial(OBJECTIVES["at"], attack=attack))
-        )
-        for attack in pair(ATTACKS, "Attack", name)
-    ]
-    assert equal(*found)
 
 
 def watched(defence: Callable[..., Any], inversion: Callable[..., Any]) -> Round:

@@ -475,54 +475,30 @@ def test_every_partition(name: str, data: st.DataObject) -> None:
     [
         ("iid", {"clients": 11}, "iid: 11 clients, but only 10 examples"),
         ("shah", {"clients": 11, "skew": 1.0}, "shah: 11 clients, but only 10 examples"),
-        (
-            "shah",
-            {"clients": 5, "skew": 25.0},
-            r"shah: \(clients - 1\) \* skew must be below 100 per cent, got \(5 - 1\) \* 25 = 100",
-        ),
-        (
-            "classes_per_client",
-            {"clients": 6, "classes": 2},
-            "classes_per_client: 6 clients with 2 slices each, but only 10 examples",
-        ),
+        ("shah", {"clients": 5, "skew": 25.0},
+         r"shah: \(clients - 1\) \* skew must be below 100 per cent, got \(5 - 1\) \* 25 = 100"),
+        ("classes_per_client", {"clients": 6, "classes": 2},
+         "classes_per_client: 6 clients with 2 slices each, but only 10 examples"),
         ("classes_per_client", {"clients": 11, "classes": 1}, "classes_per_client: 11 clients, but only 10 examples"),
         ("unequal_shards", {"clients": 11, "shards": 10}, "unequal_shards: 11 clients but only 10 shards"),
-        (
-            "unequal_shards",
-            {"clients": 5, "shards": 11},
-            "unequal_shards: 11 shards of 1 examples, but only 10 examples",
-        ),
-        (
-            "unequal_shards",
-            {"clients": 5, "shards": 5, "shard_size": 3},
-            "unequal_shards: 5 shards of 3 examples, but only 10 examples",
-        ),
-        (
-            "dirichlet",
-            {"clients": 2, "alpha": 1.0},
-            "dirichlet: 2 clients with at least 10 examples, but only 10 examples",
-        ),
+        ("unequal_shards", {"clients": 5, "shards": 11},
+         "unequal_shards: 11 shards of 1 examples, but only 10 examples"),
+        ("unequal_shards", {"clients": 5, "shards": 5, "shard_size": 3},
+         "unequal_shards: 5 shards of 3 examples, but only 10 examples"),
+        ("dirichlet", {"clients": 2, "alpha": 1.0},
+         "dirichlet: 2 clients with at least 10 examples, but only 10 examples"),
         ("dirichlet", {"clients": 11, "alpha": 1.0, "min_size": 1}, "dirichlet: 11 clients with at least 1 examples"),
         ("by_writer", {}, "by_writer: this data set does not record writers"),
-        (
-            "label_table",
-            {"clients": 1, "classes": 11},
-            "label_table: classes=11 labels for each client, but only 10 occur",
-        ),
+        ("label_table", {"clients": 1, "classes": 11},
+         "label_table: classes=11 labels for each client, but only 10 occur"),
         ("label_table", {"clients": 2, "classes": 10}, "label_table: 2 clients hold label 0, of 1 examples"),
-        (
-            "group_skew",
-            {"clients": 4, "groups": 5, "p": 0.2},
-            "group_skew: 5 groups of 10 classes and 4 clients: at least one each",
-        ),
-        (
-            "group_skew",
-            {"clients": 11, "groups": 11, "p": 0.2},
-            "group_skew: 11 groups of 10 classes and 11 clients: at least one each",
-        ),
+        ("group_skew", {"clients": 4, "groups": 5, "p": 0.2},
+         "group_skew: 5 groups of 10 classes and 4 clients: at least one each"),
+        ("group_skew", {"clients": 11, "groups": 11, "p": 0.2},
+         "group_skew: 11 groups of 10 classes and 11 clients: at least one each"),
         ("group_skew", {"clients": 2, "groups": 1, "p": 0.5}, "group_skew: with one group p must be 1, got 0.5"),
     ],
-)
+)  # fmt: skip
 def test_refused(name: str, arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         shards(name, numpy.arange(10), **arguments)

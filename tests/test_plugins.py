@@ -462,16 +462,6 @@ def test_results_without_a_version_are_of_an_older_one(place):
         )
 
 
-def test_claiming_afresh_takes_what_was_there_away_in_the_same_transaction(place):
-    job = jobs()[1]
-    with Store.open(str(place / "r.db"), create=True) as store:
-        assert work(job, machine(place), store) == "done"
-        run = store.claim(job.cell, "train", suite="mine", total=2, provenance={}, fresh=True)
-        row = store.stages()[job.cell, "train"]
-        assert (row.status, row.round, row.checkpoint, row.record, row.run) == ("running", 0, None, {}, run)
-        assert {row["stage"].split("-")[0] for row in store.measurements()} == {"natural", "blank"}
-
-
 # --- as people meet it --------------------------------------------------------------------------------------------
 
 

@@ -219,48 +219,30 @@ def test_a_function_says_what_it_asks_for_by_the_names_of_its_further_parameters
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (
-            "def f(updates, context, broadcast_loss): ...\nAGGREGATORS = {'f': f}\n",
-            "bad.py:1: the aggregator 'f' takes 'broadcast_loss' (did you mean 'broadcast_losses'?): beyond "
-            "(updates, context) it can take broadcast_losses; put settings after '*'",
-        ),
-        (
-            "def f(x, generator, padding): ...\nAUGMENTS = {'f': f}\n",
-            "bad.py:1: the augment 'f' takes 'padding': beyond (x, generator) it cannot take any other argument; put",
-        ),
-        (
-            "def f(updates): ...\nAGGREGATORS = {'f': f}\n",
-            "bad.py:1: the aggregator 'f' is called with (updates, context), but takes (updates)",
-        ),
-        (
-            "def f(updates, broadcast_losses): ...\nAGGREGATORS = {'f': f}\n",
-            "bad.py:1: the aggregator 'f' is called with (updates, context), but takes (updates, broadcast_losses)",
-        ),
-        (
-            "def f(problem, state, *, local: 'Local'): ...\nALGORITHMS = {'f': f}\n",
-            "bad.py:1: the algorithm 'f' needs a setting 'rounds: Count'",
-        ),
-        (
-            "def f(problem, state, *, rounds: 'Count'): ...\nALGORITHMS = {'f': f}\n",
-            "bad.py:1: the algorithm 'f' needs a setting 'local: Local', or 'batch: Count' if clients only",
-        ),
+        ("def f(updates, context, broadcast_loss): ...\nAGGREGATORS = {'f': f}\n",
+         "bad.py:1: the aggregator 'f' takes 'broadcast_loss' (did you mean 'broadcast_losses'?): beyond "
+         "(updates, context) it can take broadcast_losses; put settings after '*'"),
+        ("def f(x, generator, padding): ...\nAUGMENTS = {'f': f}\n",
+         "bad.py:1: the augment 'f' takes 'padding': beyond (x, generator) it cannot take any other argument; put"),
+        ("def f(updates): ...\nAGGREGATORS = {'f': f}\n",
+         "bad.py:1: the aggregator 'f' is called with (updates, context), but takes (updates)"),
+        ("def f(updates, broadcast_losses): ...\nAGGREGATORS = {'f': f}\n",
+         "bad.py:1: the aggregator 'f' is called with (updates, context), but takes (updates, broadcast_losses)"),
+        ("def f(problem, state, *, local: 'Local'): ...\nALGORITHMS = {'f': f}\n",
+         "bad.py:1: the algorithm 'f' needs a setting 'rounds: Count'"),
+        ("def f(problem, state, *, rounds: 'Count'): ...\nALGORITHMS = {'f': f}\n",
+         "bad.py:1: the algorithm 'f' needs a setting 'local: Local', or 'batch: Count' if clients only"),
         ("class F: ...\nAGGREGATORS = {'f': F}\n", "'F' is in the table but is not a function"),
-        (
-            "def f(model, x, y, generator, *,\n      eps=[1]): ...\nATTACKS = {'f': f}\n",
-            "bad.py:1: the default of 'eps', [1], cannot be written in a suite: ",
-        ),
-        (
-            "def f(updates, context, *, top: 'Cuont' = 1): ...\nAGGREGATORS = {'f': f}\n",
-            "bad.py:1: the type of 'top', 'Cuont': name 'Cuont' is not defined",
-        ),
-        (
-            "from fatbench.suite.entry import AggregatorEntry\ndef f(updates, context, *, top: int): ...\n"
-            "def half(cell, *, tpo): ...\nAGGREGATORS = {'f': AggregatorEntry(f, refuse=(half,))}\n",
-            "bad.py:3: 'half' asks for 'tpo', which is not a setting of 'f' (did you mean 'top'?)",
-        ),
+        ("def f(model, x, y, generator, *,\n      eps=[1]): ...\nATTACKS = {'f': f}\n",
+         "bad.py:1: the default of 'eps', [1], cannot be written in a suite: "),
+        ("def f(updates, context, *, top: 'Cuont' = 1): ...\nAGGREGATORS = {'f': f}\n",
+         "bad.py:1: the type of 'top', 'Cuont': name 'Cuont' is not defined"),
+        ("from fatbench.suite.entry import AggregatorEntry\ndef f(updates, context, *, top: int): ...\n"
+         "def half(cell, *, tpo): ...\nAGGREGATORS = {'f': AggregatorEntry(f, refuse=(half,))}\n",
+         "bad.py:3: 'half' asks for 'tpo', which is not a setting of 'f' (did you mean 'top'?)"),
         ("AGGREGATORS = {1: print}\n", "AGGREGATORS: expected a dict of functions by name"),
     ],
-)
+)  # fmt: skip
 def test_what_is_not_offered_is_refused_with_the_plugin(tmp_path, text, message):
     plugin = tmp_path / "bad.py"
     plugin.write_text(text)

@@ -513,18 +513,12 @@ def test_running_averages_stay_possible(name: str) -> None:
 
 REFUSED = [
     ({"name": "trimmed_mean", "byzantine": 3}, 6, "none of 6 clients is left"),
-    (
-        {"name": "krum", "byzantine": 2},
-        6,
-        "Krum needs 7 clients in a round to tolerate 2 malicious ones, and there are 6",
-    ),
+    ({"name": "krum", "byzantine": 2}, 6,
+     "Krum needs 7 clients in a round to tolerate 2 malicious ones, and there are 6"),
     ({"name": "multi_krum", "byzantine": 1, "keep": 7}, 6, "keep: 7 is more than the 6 clients"),
-    (
-        {"name": "bulyan", "byzantine": 1},
-        6,
-        "Bulyan needs 7 clients in a round to tolerate 1 malicious ones, and there are 6",
-    ),
-]
+    ({"name": "bulyan", "byzantine": 1}, 6,
+     "Bulyan needs 7 clients in a round to tolerate 1 malicious ones, and there are 6"),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("spec", "cohort", "message"), REFUSED)

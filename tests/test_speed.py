@@ -236,34 +236,23 @@ def imported(folder: Path, *command: str, parts: int = 1) -> set[str]:
 READING = [  # what is done one after the other, and what it must not have imported
     ("from fatbench.store import jsonl, stages", "torch pandas numpy"),
     ("from fatbench.suite.files import load\nload('sfat-cifar10').plan(refuse=False)", "torch pandas numpy"),
-    (
-        "from fatbench.data import DATASETS, catalogue, disk\nfrom fatbench.suite import calls\n"
-        "calls.check('Data', {'name': 'image_folder', 'path': 'x', 'size': 32})\n"
-        "catalogue.dataset_facts('cifar10'), [catalogue.files(name) for name in DATASETS]",
-        "torch torchvision numpy sklearn",
-    ),
-    (
-        "from pathlib import Path\ndisk.status(Path('nowhere')), DATASETS['digits'](Path('nowhere'))",
-        "torch torchvision sklearn",
-    ),
+    ("from fatbench.data import DATASETS, catalogue, disk\nfrom fatbench.suite import calls\n"
+     "calls.check('Data', {'name': 'image_folder', 'path': 'x', 'size': 32})\n"
+     "catalogue.dataset_facts('cifar10'), [catalogue.files(name) for name in DATASETS]",
+     "torch torchvision numpy sklearn"),
+    ("from pathlib import Path\ndisk.status(Path('nowhere')), DATASETS['digits'](Path('nowhere'))",
+     "torch torchvision sklearn"),
     ("from fatbench.methods.partitions import PARTITIONS\nassert PARTITIONS", "torch"),
-    (
-        "from fatbench.suite import facts, threats\nfrom fatbench.cli import app, show\n"
-        "from fatbench.runner import progress\n"
-        "for name in ('sfat-cifar10', 'privacy-updates', 'april-learning'):\n"
-        "    for cell in load(name).plan('paper', refuse=False).cells:\n"
-        "        threats.of_cell(cell.spec), facts.of_data(cell.spec['data'])\n"
-        "        [(facts.role(one.attack), one.computes_in('bf16'), one.id) for one in cell.evaluations]\n"
-        "assert facts.fractions()",
-        "torch pandas",
-    ),
-    (
-        "from fatbench import report\nfrom fatbench.report.numbers import stored\nsuite = load('sfat-cifar10')\n"
-        "grids = report.build_tables(suite, suite.plan('smoke', refuse=False), None)\n"
-        "assert all(report.render(grids, format) for format in report.FORMATS)",
-        "torch matplotlib",
-    ),
-]
+    ("from fatbench.suite import facts, threats\nfrom fatbench.cli import app, show\n"
+     "from fatbench.runner import progress\n" "for name in ('sfat-cifar10', 'privacy-updates', 'april-learning'):\n"
+     "    for cell in load(name).plan('paper', refuse=False).cells:\n"
+     "        threats.of_cell(cell.spec), facts.of_data(cell.spec['data'])\n"
+     "        [(facts.role(one.attack), one.computes_in('bf16'), one.id) for one in cell.evaluations]\n"
+     "assert facts.fractions()", "torch pandas"),
+    ("from fatbench import report\nfrom fatbench.report.numbers import stored\nsuite = load('sfat-cifar10')\n"
+     "grids = report.build_tables(suite, suite.plan('smoke', refuse=False), None)\n"
+     "assert all(report.render(grids, format) for format in report.FORMATS)", "torch matplotlib"),
+]  # fmt: skip
 
 
 def test_suites_results_and_tables_are_read_without_torch(tmp_path: Path) -> None:

@@ -518,23 +518,17 @@ def test_positions_of_another_size_are_interpolated(name: str, published: Path) 
 @pytest.mark.parametrize(
     ("name", "settings", "message"),
     [
-        (
-            "vit",
-            {"dim": 192, "heads": 3},
-            "cls_token is 1x1x384, 1x1x192 needed; pos_embed is 1x197x384, 1x197x192 needed; "
-            "patch_embed.proj.weight is 384x3x16x16, 192x3x16x16 needed; and 27 more",
-        ),
-        (
-            "vit",
-            {"depth": 1},
-            "blocks.1.attn.proj.bias is 384, none needed; blocks.1.attn.proj.weight is 384x384, none needed; "
-            "blocks.1.attn.qkv.bias is 1152, none needed; and 9 more",
-        ),
+        ("vit", {"dim": 192, "heads": 3},
+         "cls_token is 1x1x384, 1x1x192 needed; pos_embed is 1x197x384, 1x197x192 needed; "
+         "patch_embed.proj.weight is 384x3x16x16, 192x3x16x16 needed; and 27 more"),
+        ("vit", {"depth": 1},
+         "blocks.1.attn.proj.bias is 384, none needed; blocks.1.attn.proj.weight is 384x384, none needed; "
+         "blocks.1.attn.qkv.bias is 1152, none needed; and 9 more"),
         ("vit", {"patch": 32}, "patch_embed.proj.weight is 384x3x16x16, 384x3x32x32 needed"),
         ("tnt", {"pixels": 2}, "pixel_pos is 1x24x4x4, 1x24x2x2 needed; norm1_proj.weight is 384, 96 needed; "),
         ("t2t", {"token_dim": 32}, "tokens_to_token.attention1.w is 32x64, 16x32 needed; "),
     ],
-)
+)  # fmt: skip
 def test_weights_of_another_architecture(name: str, settings: dict[str, int], message: str, published: Path) -> None:
     path = str(published / SHORT[name])
     expected = f"{name}: {path} does not fit the architecture of these settings: {message}"
