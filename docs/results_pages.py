@@ -381,12 +381,12 @@ class Pages:
     @staticmethod
     def seeds_answer(paper: str, points: float) -> str:
         """What is said of the seeds that a paper's leads need at a spread in points."""
-        return leads.deviations(audit.of_papers(name=paper).numbers, points).says.rpartition("; ")[2]
+        return leads.deviations(papers.numbers(paper), points).says.rpartition("; ")[2]
 
     @staticmethod
     def below(paper: str, table: str) -> str:
         """How many of a printed table's robust accuracies are below a constant classifier's: "57 of 72"."""
-        numbers = audit.of_papers(name=paper).numbers
+        numbers = papers.numbers(paper)
         answer = questions.floor(numbers[numbers["table"] == table])
         return f"{answer.raised} of {answer.asked}"
 
@@ -398,7 +398,7 @@ class Pages:
             numbers = fatbench.results(name, **self._asked(name, preset)).assign(suite=name)
             of_suite = [parsed(stage).evaluation in planned for stage in numbers["stage"]]
             longs.append(measured.of_results(numbers[of_suite], Known(paper="*our own*")).numbers)
-        return pandas.concat([*longs, audit.of_papers().numbers], ignore_index=True)
+        return pandas.concat([*longs, papers.numbers()], ignore_index=True)
 
     def leak(self, name: str, where: str) -> Leak:
         """What an attack makes of what is sent, from the filter of one cell."""

@@ -54,6 +54,12 @@ def all_papers() -> tuple[Paper, ...]:
     return tuple(load(file) for _, file in sorted(files.items()))
 
 
+def numbers(name: str | None = None) -> pandas.DataFrame:
+    """The numbers of all papers, or of the one of this name."""
+    chosen = [paper.numbers for paper in all_papers() if name in (None, paper.name)]
+    return pandas.concat(chosen, ignore_index=True)
+
+
 def description_of(file: Path) -> Path | None:
     """The YAML file of a paper, beside this table, that names it; None without one."""
     for description in sorted(file.parent.glob("*.yaml")):
