@@ -17,7 +17,7 @@ from fatbench.runner import progress, provenance, start, versions
 from fatbench.runner.jobs import Event, Job, Machine, Recovery
 from fatbench.runner.worker import work
 from fatbench.store import inputs
-from fatbench.store.inputs import Inputs, Reason
+from fatbench.store.inputs import Inputs
 from fatbench.store.stages import Store
 from fatbench.suite import files
 
@@ -389,11 +389,6 @@ def test_db_check_reads_the_files_that_it_names(place: Path, run) -> None:
     assert code == 4 and f"cell {job().cell}: {model.name} is not the file that was written" in err
     model.unlink()
     assert run("check")[0] == 0
-
-
-def test_a_reason_is_plain_data() -> None:
-    reason = Reason("data", "", "a" * 64, "b" * 64)
-    assert Reason(*json.loads(json.dumps(reason))) == reason
 
 
 def test_a_run_of_its_own_is_no_reason(place: Path) -> None:

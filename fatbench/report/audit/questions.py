@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -245,7 +246,12 @@ def equal(numbers: pandas.DataFrame) -> Answer:
 
 
 def _rows_of(group: pandas.DataFrame) -> list[tuple[str, int]]:
-    return list(zip(group["method"].str.lower(), group.groupby("method").cumcount(), strict=True))
+    seen: Counter[str] = Counter()
+    rows = []
+    for method in group["method"]:
+        rows.append((method.lower(), seen[method]))
+        seen[method] += 1
+    return rows
 
 
 def _may_be_equal_by_oversight(key: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
