@@ -401,7 +401,7 @@ def cramped(
 @pytest.mark.parametrize(
     "error",
     [
-        lambda: MemoryError("Unable to allocate 9 GiB"),
+        pytest.param(lambda: MemoryError("Unable to allocate 9 GiB"), marks=pytest.mark.nightly),
         lambda: torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB"),
         lambda: RuntimeError("[enforce fail at alloc_cpu.cpp:66] . DefaultCPUAllocator: can't allocate memory"),
     ],
@@ -524,7 +524,13 @@ def test_time_limits_that_are_none(text) -> None:
         time_limit(text)
 
 
-@pytest.mark.parametrize("which", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP])
+@pytest.mark.parametrize(
+    "which",
+    [
+        signal.SIGTERM,
+        *(pytest.param(s, marks=pytest.mark.nightly) for s in (signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)),
+    ],
+)
 @pytest.mark.promise(
     "Interrupted and shared runs",
     "Ctrl-C, SIGTERM, SIGUSR1 and a closed terminal (SIGHUP) checkpoint the current round and release the cell",
