@@ -1,16 +1,14 @@
 """What the pages of results/ say is what the committed rows say: intervals, p-values and marks, computed anew.
 
-The tests are those that results/README.md names; McNemar's and Holm's are the program's own. Rows are read as the JSON
-lines hold them.
+One claim of each kind; the others are made by the same calls of the templates that test_results.py renders. Tests are
+those that results/README.md names; McNemar's and Holm's are the program's own. Rows are read as JSON lines hold them.
 """
 
 from __future__ import annotations
 
 import base64
 import functools
-import itertools
 import re
-from collections.abc import Mapping
 from decimal import ROUND_HALF_UP, Decimal
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -245,45 +243,6 @@ def test_identification_stands_beside_chance() -> None:
     assert attacking > 200
 
 
-ATTACKERS = {"APRIL": ("april", 1), "patch_ls": ("patch_ls", 1), "patch_ls, upsampling": ("upsample", 1),
-             "masked": ("masked", 1), "masked, 5 rounds": ("masked", 5)}  # fmt: skip
-RATES = (0.0, 0.2, 0.5, 0.8)
-
-
-def named_of(file: str) -> dict[tuple[str, int, float, bool], int]:
-    """(inversion or its solver, observed rounds, R, trained) -> how many of 100 originals were named."""
-    found = {}
-    for cell in cells(file):
-        algorithm = cell["spec"]["algorithm"]
-        inversion = setting(algorithm, "inversion")
-        upsampling = inversion["name"] == "patch_ls" and inversion["solver"] == "upsample"
-        key = (
-            "upsample" if upsampling else inversion["name"],
-            algorithm["observed_rounds"],
-            setting(algorithm, "defence").get("mask_probability", 0.0),
-            bool(cell["spec"]["model"]["weights"]),
-        )
-        named = list(numbers(cell, "identification_client").values())
-        assert len(named) == 100
-        found[key] = int(sum(named))
-    return found
-
-
-def test_inversions_of_trained_weights():
-    text = " ".join(page("april.md").split())
-    found = named_of("april-trained-vit-s-jpeg75-cpu.jsonl.xz")
-    for attacker, (name, rounds) in ATTACKERS.items():
-        both = [(found.get((name, rounds, rate, False)), found.get((name, rounds, rate, True))) for rate in RATES]
-        row = "".join("|" if a is None else f"| {a} → {b} " for a, b in both)
-        assert f"| {attacker} {row}|".replace("||", "| |") in text
-    april = [found["april", 1, rate, True] for rate in RATES[1:]]
-    assert f"too.** Of 100 it names {april[0]}, {april[1]} and {april[2]} from one" in text
-    small = named_of("april-trained-jpeg75-cpu.jsonl.xz")
-    most = max(small["april", 1, rate, True] for rate in RATES[1:])
-    names = small["patch_ls", 1, 0.8, True], small["patch_ls", 1, 0.8, False]
-    assert f"{most} of 100 at most. `patch_ls` names {names[0]} at R = 0.8, from random weights {names[1]}." in text
-
-
 def test_the_vit_s_has_learned():
     found = {}
     for cell in cells("vit-s-half-jpeg75-cpu.jsonl.xz"):
@@ -291,27 +250,6 @@ def test_the_vit_s_has_learned():
         found[cell["spec"]["size"]] = (len(right), float(right.mean()))
     assert found == {96: (10_000, 0.398), 224: (10_000, 0.4455)}
     assert "It is right on 44.55 % of 10,000 test images." in " ".join(page("april.md").split())
-
-
-def test_speed_precisions():
-    both: dict[str, dict[tuple[str, int], dict[str, Any]]] = {"fp32": {}, "bf16": {}}
-    for precision, file in (("bf16", "sfat-bf16-cpu.jsonl.xz"), ("fp32", "sfat-fp32-cpu.jsonl.xz")):
-        for cell in cells(file):
-            both[precision][setting(cell["spec"]["algorithm"], "aggregator")["name"], cell["spec"]["seed"]] = cell
-    runs = [(aggregator, seed) for aggregator in ("samples", "sfat") for seed in (6, 7)]
-    text = page("speed.md")
-    means, ps = "| mean of fp32 - bf16 |", "| p |"
-    for metric in ("natural", "fgsm", "pgd20", "cw"):
-        differences = [
-            100 * (outcomes(both["fp32"][run], metric, 20).mean() - outcomes(both["bf16"][run], metric, 20).mean())
-            for run in runs
-        ]
-        test = stats.ttest_1samp(differences, 0)
-        low, high = test.confidence_interval()
-        means += f" {show(np.mean(differences))} ({show(low)} to {show(high)}) |"
-        ps += f" {show(test.pvalue, 2)} |"
-    assert means in text
-    assert ps in text
 
 
 SFATS = {  # row of the pages -> aggregator
@@ -362,15 +300,6 @@ def spread(right: list[np.ndarray]) -> str:
     return f"{show(np.mean(values))} ±{show(np.std(values, ddof=1))}"
 
 
-def accuracy_lines(found: Audit, most: int) -> list[str]:
-    """The lines of a page's table: mean ± sample deviation over a row's seeds, of the first `most` images."""
-    lines = []
-    for row in [row for row in SFATS if found.seeds(row)]:
-        shown = [spread([one[:most] for one in found.outcomes(row, attack)]) for attack in ATTACKS]
-        lines.append(f"| {row} | {' | '.join(shown)} |")
-    return lines
-
-
 class Difference(NamedTuple):
     """A row minus FAT under an attack: points of each seed, and over seeds and images, p uncorrected."""
 
@@ -400,128 +329,6 @@ def test_the_same_cells_trained_twice_are_the_same_to_the_last_bit() -> None:
     earlier, now = logged("sfat-bf16-cpu.jsonl.xz"), logged("sfat-jpeg75-cpu.jsonl.xz")
     assert len(earlier) == 8 and all(numbers <= now[id] for id, numbers in earlier.items())  # today's log has more
     assert f"all {sum(map(len, earlier.values())):,} numbers" in page("sfat.md")
-
-
-def test_fashion_on_the_images_that_all_attacks_took() -> None:
-    """Each stronger attack leaves less accuracy in each row."""
-    said = [" ".join(line.split()) for line in page("sfat-fashion.md").splitlines()]
-    for partition in ("shah", "iid"):
-        for line in accuracy_lines(audit("sfat-fashion.md", partition), 500):
-            means = [float(part.split()[0]) for part in line.split("|")[2:-1]]
-            assert means == sorted(means, reverse=True)
-            assert partition == "iid" or line in said
-
-
-FAMILIES = {  # of fat-baselines: methods that are compared with FAT, on natural images and under AutoAttack
-    "fat-baselines": ("SFAT", "CalFAT", "N-FGSM"),
-    "other-methods": ("FedTRADES", "FedMART", "AWP", "FGSM-RS", "MixFAT, weighted"),
-}
-OBJECTIVES = {"calfat": "CalFAT", "n_fgsm_at": "N-FGSM", "trades": "FedTRADES", "mart": "FedMART", "awp_at": "AWP",
-              "mixfat": "MixFAT, weighted"}  # fmt: skip
-
-
-def method(algorithm: Mapping[str, Any]) -> str:
-    """The name of a method of fat-baselines."""
-    objective = algorithm["local"]["objective"]
-    if objective["name"] != "at":
-        return OBJECTIVES[objective["name"]]
-    if objective["attack"]["steps"] == 1:
-        return "FGSM-RS"
-    return {"sfat": "SFAT", "samples": "FAT"}[algorithm["aggregator"]["name"]]
-
-
-@functools.cache
-def baselines() -> dict[tuple[str, str], list[np.ndarray]]:
-    """(method, attack) -> outcomes by seed, of the methods of fat-baselines that have five seeds."""
-    found: dict[str, list[dict[str, Any]]] = {}
-    for cell in sorted(cells("fat-baselines-cpu.jsonl.xz"), key=lambda cell: cell["spec"]["seed"]):
-        if cell["spec"]["algorithm"]["name"] == "fedavg":
-            found.setdefault(method(cell["spec"]["algorithm"]), []).append(cell)
-    assert found.keys() == {"FAT", *itertools.chain(*FAMILIES.values())}
-    right = {(name, attack): [outcomes(cell, attack, 12) for cell in of]
-             for name, of in found.items() for attack in ("natural", "pgd20", "autoattack")}  # fmt: skip
-    assert {(len(of), len(each)) for of in right.values() for each in of} == {(5, 1000)}
-    return right
-
-
-def test_the_accuracies_of_nine_methods() -> None:
-    text, right = " ".join(page("baselines.md").split()), baselines()
-    for row in dict.fromkeys(name for name, _ in right):
-        natural, pgd20, autoattack = (spread(right[row, attack]) for attack in ("natural", "pgd20", "autoattack"))
-        assert re.search(re.escape(f"| {row} | {natural} | {pgd20} | ") + rf"\S+ ±\S+ \| {autoattack} \|", text)
-        if row != "FAT":
-            both = crossed(right[row, "autoattack"], right["FAT", "autoattack"])
-            assert both.at_most > 0.02  # not within the margin of the suite
-            assert both.low < 0 < both.high  # "none of eight other methods differs" on the front page
-        if row == "SFAT":
-            assert f"SFAT and FAT differ by at most {at_most(both)} points under AutoAttack (95 %)" in text
-    tests = [crossed(right[row, "autoattack"], right["FAT", "autoattack"]) for row in FAMILIES["fat-baselines"]]
-    least = np.ceil(1000 * min(both.detectable(0.05 / 6) for both in tests)) / 10
-    for shown in (text,):
-        assert f"differences below {least:.1f} points may be missed." in shown
-
-
-@pytest.mark.parametrize("methods", FAMILIES.values(), ids=[*FAMILIES])
-def test_every_comparison_with_fat(methods: tuple[str, ...]) -> None:
-    """With p after Holm's correction over the family."""
-    right, text = baselines(), " ".join(page("baselines.md").split())
-    tested = {(row, attack): crossed(right[row, attack], right["FAT", attack])
-              for row in methods for attack in ("natural", "autoattack")}  # fmt: skip
-    ps = holm([both.p for both in tested.values()])
-    for ((row, attack), both), corrected in zip(tested.items(), ps, strict=True):
-        heading = {"natural": "natural", "autoattack": "AutoAttack"}[attack]
-        assert f"| {row} - FAT | {heading} | {difference(both)} | {p(corrected)} |" in text
-        assert corrected >= 0.05  # "None of seven other methods differs significantly from FAT either"
-
-
-def distilled() -> dict[str, list[dict[str, Any]]]:
-    """Method -> its cells of fedvkd-robust by seed, named as in the suite."""
-    names = {"fedgkt": "FedGKT", "fedvkd": "FedVKD"}
-    whole = {"whole_resnet": "FedAvg(CNN)", "whole_vit": "FedAvg(ViT)"}
-    found: dict[str, list[dict[str, Any]]] = {}
-    for cell in sorted(cells("fedvkd-robust-cpu.jsonl.xz"), key=lambda cell: cell["spec"]["seed"]):
-        algorithm = cell["spec"]["algorithm"]
-        name = names.get(algorithm["name"]) or whole[cell["spec"]["model"]["name"]]
-        found.setdefault(name + (", server AT" if algorithm.get("server_attack") else ""), []).append(cell)
-    return found
-
-
-def test_what_a_server_that_trains_adversarially_gains():
-    """An image counts with its mean over ten networks; the page on methods has the bytes."""
-    found = distilled()
-    assert {len(of) for of in found.values()} == {5}
-    text, choice = (
-        " ".join(page(name).replace("**", "").split()) for name in ("fedvkd-robust.md", "../docs/methods.md")
-    )
-    right = {(name, attack): [outcomes(cell, attack, 10) for cell in of]
-             for name, of in found.items() for attack in ("natural", "pgd20")}  # fmt: skip
-    assert {len(each) for of in right.values() for each in of} == {500, 5000}
-    differences = {}
-    for method, whole in (("FedGKT", "FedAvg(CNN)"), ("FedVKD", "FedAvg(ViT)")):
-        for other in (method, whole):
-            for attack, shown in (("natural", "natural"), ("pgd20", "PGD-20")):
-                both = crossed(right[f"{method}, server AT", attack], right[other, attack], 500)
-                points = f"{show(100 * both.mean)} ({interval(both)})"
-                line = f"| {method}, server AT - {other} | {shown} | {points} | {at_most(both)} |"
-                assert line in text
-                differences[method, other, attack] = both, points
-    both, points = differences["FedGKT", "FedGKT", "pgd20"]
-    assert f"with them it gains {show(100 * both.mean)} points under PGD-20 ({interval(both)})." in text
-    whole, _ = differences["FedGKT", "FedAvg(CNN)", "pgd20"]
-    said = f"{show(100 * whole.mean)} points (95 % interval {interval(whole)}; 5 seeds, 500 images)"
-    assert f"FedGKT with server AT is not shown to differ from FedAvg: {said}" in text and whole.low < 0 < whole.high
-    assert f"{points} points under PGD-20 if its server" in " ".join(page("fedvkd.md").split())
-    assert f"FedVKD gains {differences['FedVKD', 'FedVKD', 'pgd20'][1]}," in text
-    for name in found:
-        assert f"| {name} | {spread(right[name, 'natural'])} | {spread(right[name, 'pgd20'])} |" in text
-    sent = [numbers(found[name][0], metric)[10, -1] / 1e6 for name in ("FedGKT, server AT", "FedGKT")
-            for metric in ("bytes_up", "bytes_down")]  # fmt: skip
-    up, down, up_before, down_before = (f"{value:.0f}" if value >= 100 else f"{value:.2f}" for value in sent)
-    assert f"sends {up} MB up and {down} MB down, in place of {up_before} MB and {down_before} MB." in text
-    both, fedavg = (sum(numbers(found[name][0], metric)[10, -1] for metric in ("bytes_up", "bytes_down")) / 1e6
-                    for name in ("FedGKT, server AT", "FedAvg(CNN)"))  # fmt: skip
-    assert f"for {fedavg:.2f} MB a round in place of {both:.0f} MB." in text
-    assert f"sends {both:.0f} MB a round in place of {fedavg:.2f}." in choice
 
 
 def bounded(file: str) -> dict[str, dict[int, dict[str, Any]]]:
@@ -716,79 +523,9 @@ def right(file: str, objective: str = "at") -> dict[tuple[str, str, str], list[n
     return found
 
 
-@pytest.mark.parametrize("file", ["fat-byzantine-cpu.jsonl.xz", "fat-byzantine-skew.jsonl.xz"])
-def test_what_malicious_clients_and_robust_aggregation_cost(file: str) -> None:
-    """Every comparison of the families of one split, and its table of accuracies."""
-    of, text = right(file), " ".join(page("byzantine-tables.md").split())
-    for attack, heading in SHOWN.items():
-        for aggregator in ("mean", "multi-Krum"):
-            both = crossed(of["IPM 0.5", aggregator, attack], of["none", aggregator, attack])
-            assert f"| {aggregator} | {heading} | {difference(both)} |" in text
-        for aggregator in ("trimmed mean", "multi-Krum", "Bulyan"):
-            both = crossed(of["none", aggregator, attack], of["none", "mean", attack])
-            assert f"| {aggregator} - mean | {heading} | {difference(both)} |" in text
-        if file == "fat-byzantine-skew.jsonl.xz":
-            both = crossed(of["IPM 0.5", "multi-Krum", attack], of["IPM 100", "multi-Krum", attack])
-            assert f"| {heading} | {difference(both)} |" in text
-    for adversary, aggregator in malicious(file):
-        said = " | ".join(spread(of[adversary, aggregator, attack]) for attack in SHOWN)
-        assert f"| {adversary} | {aggregator} | {said} |" in text
-
-
-def lost(of: Mapping[tuple[str, str, str], list[np.ndarray]], aggregator: str, attack: str, sign: float = 1) -> Any:
-    """The weighted terms of what IPM 0.5 takes from an aggregator, of which a contrast of several is made."""
-    return [(sign, packed(of["IPM 0.5", aggregator, attack])), (-sign, packed(of["none", aggregator, attack]))]
-
-
-def test_what_a_small_ipm_takes_from_trimmed_mean_and_from_standard_training() -> None:
-    """And the two interactions: with the mean, and with adversarial training."""
-    of, standard = (right("fat-byzantine-skew.jsonl.xz", objective) for objective in ("at", "standard"))
-    table, text = (" ".join(page(name).split()) for name in ("byzantine-tables.md", "byzantine.md"))
-    trimmed = {attack: statistics.contrast(lost(of, "trimmed mean", attack)) for attack in SHOWN}
-    more = {
-        attack: statistics.contrast([*lost(of, "trimmed mean", attack), *lost(of, "mean", attack, -1)])
-        for attack in SHOWN
-    }
-    for family in (trimmed, more):
-        tests = [both for both in family.values() if both is not None]
-        for both, corrected, heading in zip(tests, holm([each.p for each in tests]), SHOWN.values(), strict=True):
-            assert f"| {heading} | {difference(both)} | {p(corrected)} |" in table
-    alone, both = trimmed["pgd20"], more["pgd20"]
-    assert alone is not None and both is not None and both.p > 0.05
-    assert f"IPM 0.5 takes {show(-100 * alone.mean)} points under PGD-20" in text
-    assert f") and {show(100 * both.mean)} ({interval(both)}; p" in text
-    aggregators = ("mean", "trimmed mean", "multi-Krum")
-    plain = [statistics.contrast(lost(standard, aggregator, "natural")) for aggregator in aggregators]
-    apart = [
-        statistics.contrast([*lost(of, aggregator, "natural"), *lost(standard, aggregator, "natural", -1)])
-        for aggregator in aggregators
-    ]
-    for family, where in ((plain, ""), (apart, ", AT - standard")):
-        tests = [both for both in family if both is not None]
-        for both, corrected, aggregator in zip(tests, holm([each.p for each in tests]), aggregators, strict=True):
-            assert f"| {aggregator}{where} | {difference(both)} | {p(corrected)} |" in text
-    for adversary, aggregator in malicious("fat-byzantine-skew.jsonl.xz", "standard"):
-        accuracies = " | ".join(spread(standard[adversary, aggregator, attack]) for attack in SHOWN)
-        assert f"| {adversary} | {aggregator} | {accuracies} |" in table
-    means = [100 * np.mean([each.mean() for each in of_seeds])
-             for (_, _, attack), of_seeds in standard.items() if attack == "pgd20"]  # fmt: skip
-    assert f"standard training has {show(min(means), 0)} to {show(max(means), 0)} % under PGD-20" in text
-    assert all(both is not None and both.high < 0 for both in plain)  # "takes something from all three"
-    assert all(both is not None and both.low < 0 < both.high for both in apart)  # "is not shown to change"
-
-
 def difference(both: statistics.SeedsAndImages) -> str:
     """The cells of a line: points with their interval, and the bound on their size."""
     return f"{show(100 * both.mean)} ({interval(both)}) | {at_most(both)}"
-
-
-def test_the_other_adversaries() -> None:
-    """PGD-20 of seven against none, under both aggregators."""
-    of, text = right("fat-byzantine-cpu.jsonl.xz"), " ".join(page("byzantine-tables.md").split())
-    for adversary in (*ADVERSARIES.values(), "IPM 0.1", "IPM 100"):
-        for aggregator in ("mean", "multi-Krum"):
-            both = crossed(of[adversary, aggregator, "pgd20"], of["none", aggregator, "pgd20"])
-            assert f"| {adversary} - none | {aggregator} | {difference(both)} |" in text
 
 
 def kept_of(file: str) -> list[bool]:
@@ -845,71 +582,6 @@ def test_the_first_sentences_on_sfat():
     text = " ".join(page("sfat-fashion.md").split())
     assert f"differ by at most {at_most(both)} points under PGD-20 (95 %)" in text
     assert f"{show(100 * both.mean)} points, 95 % interval {interval(both)} over seeds and images" in text
-
-
-PERSONAL = {"fedavg": "FedAvg", "fedbn": "FedBN", "fedrbn": "FedRBN", "local_only": "local only"}
-
-
-def test_personalised_methods_on_all_images_and_on_their_own() -> None:
-    """Accuracies from the outcomes: a chunk holds those of a client's model. What a constant reaches was stored."""
-    text = " ".join(page("personal.md").replace("**", "").split())
-    found: dict[tuple[str, str], list[list[float]]] = {}  # (method, evaluation) -> seeds -> clients, in per cent
-    guesses: dict[str, set[tuple[float, ...]]] = {}  # evaluation -> of all, or of each client's own
-    small = []  # images of the own evaluation with the fewest
-    of = sorted(cells("fat-personal-cpu.jsonl.xz"), key=lambda cell: cell["spec"]["seed"])
-    assert [cell["spec"]["seed"] for cell in of] == [0] * 4 + [1] * 4
-    for cell in of:
-        method = PERSONAL[cell["spec"]["algorithm"]["name"]]
-        for stage in cell["stages"]:
-            metric = stage["stage"].partition("-")[0]
-            bits = [np.unpackbits(np.frombuffer(base64.b64decode(b), np.uint8))[:n] for _, n, b in stage["outcomes"]]
-            found.setdefault((method, metric), []).append([100 * float(each.mean()) for each in bits])
-            chance = {n[1]: n[3] for n in stage["numbers"] if n[2] == "chance"}
-            if chance:
-                own = metric.startswith("own")
-                guesses.setdefault(metric, set()).add(tuple(100 * v for k, v in chance.items() if own == (k >= 0)))
-            if metric == "own_pgd20":
-                small.append(sum(map(len, bits)))
-                assert all(10 <= len(each) <= 40 for each in bits)
-            if metric == "pgd20":
-                assert {len(each) for each in bits} == {100}
-
-    def spread(seeds: list[float]) -> str:
-        return f"{show(float(np.mean(seeds)))} ±{show(float(np.std(seeds, ddof=1)))}"
-
-    def over_seeds(method: str, metric: str) -> list[float]:
-        return [float(np.mean(clients)) for clients in found[method, metric]]
-
-    rows = {
-        method: (over_seeds(method, "pgd20"), over_seeds(method, "own_pgd20"),
-                 [min(clients) for clients in found[method, "own_pgd20"]])
-        for method in PERSONAL.values()
-    }  # fmt: skip
-    for method, values in rows.items():
-        assert f"| {method} | {' | '.join(map(spread, values))} |" in text
-    assert len(guesses["natural"]) == 1 and guesses["own_pgd20"] == guesses["own_natural"]  # the same for all methods
-    ((of_all,),), of_own = guesses["natural"], [float(np.mean(clients)) for clients in guesses["own_pgd20"]]
-    least = [min(clients) for clients in guesses["own_pgd20"]]
-    assert len(of_own) == 2
-    assert f"| a constant | {spread([of_all] * 2)} | {spread(of_own)} | {spread(least)} | -- |" in text
-    every, own, worst = ({method: float(np.mean(values[i])) for method, values in rows.items()} for i in range(3))
-    assert min(every, key=every.__getitem__) == max(own, key=own.__getitem__) == "local only"
-    assert max(worst, key=worst.__getitem__) == "local only"
-    said = f"last on all test images ({show(every['local only'])} %) and first on each client's own"
-    assert f"{said} ({show(own['local only'])} %), where neither FedRBN nor FedAvg is above" in text
-    assert f"A constant reaches {show(float(np.mean(of_own)))} % of them, and {show(of_all)} % of all." in text
-    for method in ("FedAvg", "FedBN", "FedRBN"):  # "stay below that constant, without an attack too"
-        assert own[method] <= np.mean(over_seeds(method, "own_natural")) < np.mean(of_own)
-    ps, lines = {}, {}
-    for method in ("FedRBN", "FedBN", "local only"):
-        apart = np.array(rows[method][1]) - np.array(rows["FedAvg"][1])
-        error = (apart.std(ddof=1) + 50 / min(small)) / 2**0.5  # half an image, as docs/compare.md says
-        half, mean = float(stats.t.ppf(0.975, 1)) * error, float(apart.mean())
-        most = f"{np.ceil(10 * max(half - mean, half + mean)) / 10:.1f}" if method == "local only" else "--"
-        lines[method] = f"{show(mean)} ({show(mean - half)} to {show(mean + half)})", most
-        ps[method] = 2 * float(stats.t.sf(abs(mean) / error, 1))
-    for (method, (points, most)), corrected in zip(lines.items(), holm([*ps.values()]), strict=True):
-        assert f"| {method} - FedAvg | {points} | {most} | {p(corrected)} |" in text and corrected > 0.05
 
 
 def test_quoted_sentences_stand_on_their_pages():
