@@ -113,7 +113,8 @@ Override = Annotated[
 Attacks = Annotated[
     list[str] | None,
     Option(
-        "--attack", metavar="LIST", help="Attacks: fgsm,pgd20; or {name: pgd, eps: 8/255}; repeatable.",
+        "--attack", metavar="LIST",
+        help="Attacks, in plan and run beside the suite's: fgsm,pgd20; or {name: pgd, eps: 8/255}; repeatable.",
         autocompletion=one_of("fgsm", "pgd20", "cw", "autoattack", "fgsm,pgd20,cw,autoattack"),
     ),
 ]  # fmt: skip
