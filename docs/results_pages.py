@@ -2,10 +2,10 @@
 
 A page is a Jinja template in results/templates. What it quotes it asks for, so that no number of it is typed:
 
-    {% set slack = tests("sfat-audit-jpeg75") %}
+    {% set slack = tests("sfat-audit") %}
     slack adds {{ slack["slack", "pgd20"].points }} points
     {{ slack.table() }}
-    {{ accuracies("sfat-audit-jpeg75", "method", "natural, pgd20, autoattack") }}
+    {{ accuracies("sfat-audit", "method", "natural, pgd20, autoattack") }}
 
 tests/test_results.py compares every page with what its template makes of the rows.
 """
@@ -49,10 +49,11 @@ from fatbench.suite.files import Suite
 RESULTS = Path(__file__).parent.parent / "results"
 TEMPLATES = RESULTS / "templates"
 ROWS = {  # the first words of a suite's name -> the file of its rows, and the preset that was run
-    "adfl": ("adfl-mnist-jpeg-cpu", "cpu"),
+    "adfl": ("adfl-mnist-jpeg-cpu", "jpeg-cpu"),
     "april-trained-vit-s": ("april-trained-vit-s-jpeg75-cpu", "cpu"),
     "april-trained": ("april-trained-jpeg75-cpu", "cpu"),
-    "april": ("april-jpeg75-cpu", "cpu"),
+    "april-summary": ("april-jpeg75-cpu", "cpu"),
+    "april": ("april-jpeg75-cpu", "jpeg75-cpu"),
     "fat-transformers": ("fat-transformers-trained-jpeg75-cpu", "cpu"),
     "fat-baselines": ("fat-baselines-cpu", "cpu"),
     "fat-bounds": ("fat-bounds-fmnist25", "fmnist25"),
@@ -68,7 +69,7 @@ ROWS = {  # the first words of a suite's name -> the file of its rows, and the p
     "sfat-fashion": ("sfat-fashion-cpu", "cpu"),
     "vit-s-half": ("vit-s-half-jpeg75-cpu", "cpu"),
     "vit-half": ("vit-half-jpeg75-cpu", "cpu"),
-    "sfat-": ("sfat-jpeg75-cpu", "cpu"),
+    "sfat-": ("sfat-jpeg75-cpu", "jpeg75-cpu"),
 }
 HEADINGS = {"natural": "natural", "fgsm": "FGSM", "pgd7": "PGD-7", "pgd20": "PGD-20", "cw": "CW",
             "autoattack": "AutoAttack", "prior_worst:pgd20": "PGD-20, worst client",

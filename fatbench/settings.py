@@ -35,6 +35,11 @@ LocalPath = Literal["loop", "graphs", "reference"]  # see `fatbench.engine.local
 AUTO = "auto"  # the path that suits the cell and the device, see `fatbench.runner.gpu_estimates`
 PATHS: tuple[str, ...] = (AUTO, "loop", "graphs")  # a run trains on one of these
 FORMER_PATHS = ("fast", "reference")  # stored runs may have them
+# name of a suite in one of its variants -> (suite, variant); results of before 29 November 2026 have these names
+IN_VARIANT = {"adfl-mnist-jpeg": ("adfl-mnist", "jpeg")} | {
+    f"{suite}-jpeg75": (suite, "jpeg75")
+    for suite in ("april-learning", "april-masks", "fat-transformers-noniid2", "sfat-audit", "sfat-cifar10")
+}
 LIBPQ = re.compile(r"(?i)(^|\s)(host|hostaddr|port|dbname|user|password|passfile|service|sslmode)\s*=")
 
 
@@ -64,6 +69,11 @@ def _pair(text: str) -> tuple[str, object]:
         return key, tomllib.loads(f"value = {value}")["value"]
     except tomllib.TOMLDecodeError:
         return key, value.strip()
+
+
+def of_variant(variant: str, preset: str) -> str:
+    """The preset in a variant of a suite: "jpeg75-cpu", and "jpeg75" of `paper`; the preset itself without one."""
+    return "-".join(filter(None, (variant, "" if variant and preset == "paper" else preset)))
 
 
 def setting(key: str, flag: object = None) -> str | None:

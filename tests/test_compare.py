@@ -22,7 +22,7 @@ from fatbench.suite import files
 from fatbench.suite.standard_attacks import did_you_mean_metric
 
 RESULTS = Path(__file__).parent.parent / "results"
-SUITE = ["--suite", "sfat-audit-jpeg75", "--preset", "precision"]
+SUITE = ["--suite", "sfat-audit", "--preset", "jpeg75-precision"]
 
 
 def measured(bits: str) -> dict[str, Measurement]:
@@ -151,7 +151,7 @@ def test_other_attacks_are_not_compared() -> None:
 
 
 def test_rows_of_a_suite() -> None:
-    plan = files.load("sfat-audit-jpeg75").plan("precision")
+    plan = files.load("sfat-audit").plan("jpeg75-precision")
     by_label = pairs(plan, "SFAT", "FAT")
     specs = {cell.id: cell for cell in plan.cells}
     assert [(specs[p.a].key["method"], specs[p.b].key["method"], p.seed) for p in by_label] == [
@@ -194,12 +194,12 @@ def test_two_rows_of_committed_results(db: str, run: Any, tmp_path: Path) -> Non
     test = pgd20["test"]
     assert test["interval"][0] < -0.011 < test["interval"][1] and test["over"] == "seeds and images"
     assert test["p"] == pgd20["p"] > 0.05 and test["at_most"] > 0.011 and test["equivalent"] is None
-    assert json.loads(out)["preset"] == "precision"
+    assert json.loads(out)["preset"] == "jpeg75-precision"
     words = ("compare", "aggregator=sfat", "aggregator=samples", *SUITE, "--db", db, "--metric", "pgd20")
     code, out, err = run(*words)
     assert (code, err) == (0, "")
     unnamed = run("compare", "SFAT", "FAT", *SUITE[:2], "--db", db, "--metric", "pgd20")
-    assert unnamed[2] == "fatbench: preset cpu, which has most cells here (--preset)\n"
+    assert unnamed[2] == "fatbench: preset jpeg75-cpu, which has most cells here (--preset)\n"
     assert run(*words, "-k", "run.precision=bf16") == (0, out, "")  # as all of these were run
     assert run(*words, "-k", "run.precision=fp32")[0] == 3
     assert "A 23.90, B 25.00: difference -1.10" in out
@@ -235,11 +235,11 @@ def test_files_databases_and_cells(db: str, run: Any) -> None:
     assert (code, err) == (2, expected)
     other = str(RESULTS / "fat-bounds-fmnist25-large.jsonl.xz")
     code, _, err = run("compare", db, other)
-    assert code == 3 and f"no cell in common: {db} has sfat-audit-jpeg75 (cpu)" in err
+    assert code == 3 and f"no cell in common: {db} has sfat-audit (jpeg75-cpu)" in err
     assert f"{other} has fat-bounds (" in err
     code, _, err = run("compare", "aggregator=sfat", "aggregator=samples", "--db", db)
     expected = "fatbench: --suite: 'aggregator=sfat' and 'aggregator=samples' are rows: name their suite"
-    assert (code, err) == (2, f"{expected} ({db} has sfat-audit-jpeg75 (cpu))\n")
+    assert (code, err) == (2, f"{expected} ({db} has sfat-audit (jpeg75-cpu))\n")
 
 
 def test_nothing_is_said_of_size_between_two_numbers_at_the_floor() -> None:

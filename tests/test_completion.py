@@ -75,7 +75,7 @@ def test_suites_presets_cells_and_formats(place: Path) -> None:
     with Store.open("a.db", create=True) as store:
         store.add_cell(cell.id, cell.spec)
     offers = {
-        "report sfat-cifar1": ["sfat-cifar10", "sfat-cifar10-jpeg75", "sfat-cifar100"],
+        "report sfat-cifar1": ["sfat-cifar10", "sfat-cifar100"],
         "plan suite mine.yaml --preset ": ["paper", "tonight"],
         "run suite broken.yaml --preset ": [],  # a mistake offers nothing
         "report --format m": ["markdown"],

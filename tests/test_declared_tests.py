@@ -265,7 +265,7 @@ def db(committed: Mapping[str, Store]) -> str:
 
 def test_slack_and_shrink_of_the_committed_rows(db: str, run: Any) -> None:
     """The 2 x 2 design of sfat-audit: by hand from the means of FAT, FAT shrunk, SFAT and SFAT (released weights)."""
-    asked = ("sfat-audit-jpeg75", "--preset", "cpu", "--db", db)
+    asked = ("sfat-audit", "--preset", "jpeg75-cpu", "--db", db)
     code, out, _ = run("compare", *asked, "--format", "json")
     (said,) = json.loads(out)["families"]
     found = {(one["contrast"], one["metric"]): one for one in said["comparisons"]}
@@ -284,9 +284,7 @@ def test_slack_and_shrink_of_the_committed_rows(db: str, run: Any) -> None:
     weights = {(one["label"], one["metric"]): one["weight"] for one in found["shrink", "natural"]["weights"]}
     assert weights == {(label, "natural"): sign for label, sign in signs.items()}
     code, out, _ = run("compare", *asked)
-    assert out.startswith(
-        "none of 9 comparisons significant after Holm's correction (p < 0.05)\nsuite sfat-audit-jpeg75"
-    )
+    assert out.startswith("none of 9 comparisons significant after Holm's correction (p < 0.05)\nsuite sfat-audit")
     assert "shrink = 0.5 FAT shrunk + 0.5 SFAT (released weights) - 0.5 FAT - 0.5 SFAT\n" in out
     test = found["shrink", "natural"]["test"]
     low, high = (100 * end for end in test["interval"])
@@ -300,7 +298,7 @@ def test_slack_and_shrink_of_the_committed_rows(db: str, run: Any) -> None:
 
 def test_a_filter_chooses_what_is_shown_and_corrects_nothing_less(db: str, run: Any) -> None:
     """-k has no say in the family: p of a comparison is the same with it."""
-    asked = ("compare", "sfat-audit-jpeg75", "--preset", "cpu", "--db", db, "--format", "json")
+    asked = ("compare", "sfat-audit", "--preset", "jpeg75-cpu", "--db", db, "--format", "json")
 
     def families(*filtered: str) -> dict[tuple[str, str], Any]:
         (family,) = json.loads(run(*asked, *filtered)[1])["families"]
@@ -339,7 +337,7 @@ def test_comparisons_of_a_filter_and_missing_seeds(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("sfat-cifar10-jpeg75",), "suite 'sfat-cifar10-jpeg75' declares no contrasts"),
+        (("sfat-cifar10",), "suite 'sfat-cifar10' declares no contrasts"),
         (("FAT",), "missing B: fatbench compare FAT B"),
     ],
 )

@@ -40,9 +40,9 @@ def test_options_of_a_table(run: Run, adfl: str) -> None:
             "--db",
             adfl,
         )
-        code, shown[notes], _ = run("report", "adfl-mnist-jpeg", *arguments)
+        code, shown[notes], _ = run("report", "adfl-mnist", *arguments)
         assert code == 0
-    assert shown["full"].count(r"\label{") == 1 and "tab:adfl-mnist-jpeg-classes" in shown["full"]
+    assert shown["full"].count(r"\label{") == 1 and "tab:adfl-mnist-classes" in shown["full"]
     assert re.search(r" & 52\.0 & ", shown["none"]) and r"$\pm$37.9}" in shown["none"]
     assert re.search("^% Machine: ", shown["full"], re.MULTILINE) and "Machine: " not in shown["short"]
     assert "1 of 30 paired t tests over seeds have $p < 0.05$ after Holm's correction" in shown["short"]
@@ -52,7 +52,7 @@ def test_options_of_a_table(run: Run, adfl: str) -> None:
     for text in shown.values():  # the caption says what the number is, whatever stands below
         assert "Mean $\\pm$ sample standard deviation over 10 seeds (0 to 9)." in text
         assert "Training numbers: after the last round (30)." in text
-        assert "CPU PRESET - not comparable with published numbers" in text
+        assert "JPEG-CPU PRESET - not comparable with published numbers" in text
 
 
 def test_notes_and_digits_in_markdown(run: Run, committed: Mapping[str, Any]) -> None:
@@ -69,7 +69,7 @@ def test_notes_and_digits_in_markdown(run: Run, committed: Mapping[str, Any]) ->
         "--db",
         db,
     )
-    code, text, _ = run("report", "sfat-audit-jpeg75", *options)
+    code, text, _ = run("report", "sfat-audit", *options)
     assert code == 0
     assert re.search(r"\| FAT +\| +36 ±2 \|", text) and ", paper" not in text
     assert "; seeds 6, 7" in text and "*machine*" not in text and "significantly worse than the best" in text
@@ -91,7 +91,7 @@ def test_notes_and_digits_in_markdown(run: Run, committed: Mapping[str, Any]) ->
 )  # fmt: skip
 def test_what_a_table_cannot_be(run: Run, adfl: str, options: list[str], message: str) -> None:
     format = [] if "--format" in options else ["--format", "latex"]
-    code, out, said = run("report", "adfl-mnist-jpeg", *options, *format, "--db", adfl)
+    code, out, said = run("report", "adfl-mnist", *options, *format, "--db", adfl)
     assert code == 2 and out == "" and message in said
 
 

@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 import result_files
+from sqlalchemy import update
 
 from fatbench.store import jsonl
 from fatbench.store.document import Cell, ExchangeError, as_line, document, sealed
 from fatbench.store.old_files import UNVERIFIED
+from fatbench.store.schema import POINTS, RUNS
 from fatbench.store.stages import Store
 from fatbench.suite.asked import contradiction, identity
 
@@ -68,6 +70,22 @@ def test_names_of_before_are_those_of_today() -> None:
     assert {"natural-a46d337d@20", "cw-65f59240.bf16@20", "fgsm_sfat-4a4b9107.bf16@20"} <= names
     (run, *_) = of("27-november").runs
     assert run.commit is None and run.dirty is None and (run.versions or {})["fatbench"] == "0.1.0"
+
+
+def test_suites_that_became_presets_are_named_as_today(tmp_path: Path) -> None:
+    """In a file and in a database; the digests are of today's names."""
+    with Store.open(str(tmp_path / "a.db"), create=True) as store:
+        jsonl.import_(store, result_files.committed("sfat-fp32-cpu"), identify=identity, contradiction=contradiction)
+        assert store.count_trainings() == {("sfat-audit", "jpeg75-cpu", "done"): 5}
+        assert {(run["suite"], run["preset"]) for run in store.runs([*store.cells()])} == {("sfat-audit", "jpeg75-cpu")}
+        jsonl.export(store, tmp_path / "today.jsonl")
+        assert "sfat-audit-jpeg75" not in (tmp_path / "today.jsonl").read_text()
+        again = jsonl.import_(store, tmp_path / "today.jsonl", identify=identity, contradiction=contradiction)
+        assert not any(again[key] for key in ("new cells", "new stages", "new numbers", "new replicates"))
+        with store.database.writing() as connection:
+            for table in (RUNS, POINTS):
+                connection.execute(update(table).values(suite="sfat-audit-jpeg75", preset="cpu"))
+        assert store.count_trainings() == {("sfat-audit", "jpeg75-cpu", "done"): 5}
 
 
 def test_a_digest_is_compared_before_anything_is_translated() -> None:

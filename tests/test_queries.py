@@ -50,7 +50,7 @@ def measured(store: Store, suite: str, preset: str) -> pandas.DataFrame:
     return numbers[own & (numbers["round"] == int(plan.cells[0].spec["algorithm"]["rounds"]))]
 
 
-@pytest.mark.parametrize(("suite", "preset"), [("sfat-fashion", "cpu"), ("sfat-audit-jpeg75", "cpu")])
+@pytest.mark.parametrize(("suite", "preset"), [("sfat-fashion", "cpu"), ("sfat-audit", "jpeg75-cpu")])
 def test_the_view_has_what_the_frame_has(sqlite: Path, suite: str, preset: str) -> None:
     """With the run that is shown where a cell has several: twice as many in one precision as in the other."""
     with Store.open(str(sqlite)) as store:

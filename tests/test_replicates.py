@@ -133,8 +133,8 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
 
 
 def table(store: Store, runs: str = "") -> Any:
-    suite = files.load("sfat-audit-jpeg75")
-    (grid,) = report.build_tables(suite, api.to_read(suite, suite.plan("precision"), store, runs), store)
+    suite = files.load("sfat-audit")
+    (grid,) = report.build_tables(suite, api.to_read(suite, suite.plan("jpeg75-precision"), store, runs), store)
     return grid
 
 
@@ -156,14 +156,14 @@ def test_the_run_that_is_shown_is_the_one_in_the_precision_of_most_cells(both: S
 
 
 def test_the_order_of_import_changes_no_number_and_every_view_reads_the_same_run(both: Store, tmp_path: Path) -> None:
-    suite = files.load("sfat-audit-jpeg75")
+    suite = files.load("sfat-audit")
     seen = []
     with Store.open(str(tmp_path / "reverse.db"), create=True) as other:
         jsonl.import_(other, RESULTS / "sfat-bf16-cpu.jsonl.xz")
         jsonl.import_(other, RESULTS / "sfat-fp32-cpu.jsonl.xz")
         for store in (both, other):
-            plan = api.to_read(suite, suite.plan("precision"), store)
-            fat = api.to_read(suite, suite.plan("precision", None, "method=FAT"), store)
+            plan = api.to_read(suite, suite.plan("jpeg75-precision"), store)
+            fat = api.to_read(suite, suite.plan("jpeg75-precision", None, "method=FAT"), store)
             assert {cell.id for cell in fat.cells} < {cell.id for cell in plan.cells}
             (grid,) = report.build_tables(suite, plan, store)
             of = measured_numbers(store, [cell.id for cell in plan.cells], "last")
@@ -216,8 +216,8 @@ def test_only_what_competes_is_tied(both: Store, tmp_path: Path) -> None:
 
 def test_one_seed_tells_no_two_methods_apart(both: Store) -> None:
     """Seed 6 under natural: McNemar's p of FAT shrunk and FAT is below 3e-7, about these two networks. No bold."""
-    suite = files.load("sfat-audit-jpeg75")
-    (grid,) = report.build_tables(suite, suite.plan("precision", [6]), both)
+    suite = files.load("sfat-audit")
+    (grid,) = report.build_tables(suite, suite.plan("jpeg75-precision", [6]), both)
     ranks = {method: value(grid, method, "natural").rank for method in ("FAT", "FAT shrunk", "SFAT")}
     assert ranks == dict.fromkeys(ranks, "")
     assert grid.footnotes == [("°", "the best of its column, not tested: one seed")]
@@ -232,20 +232,20 @@ def test_a_replicate_is_no_further_cell(both: Store) -> None:
     from fatbench.runner import progress
 
     (cell, *_), *_ = replicates.by_cell(both.database).values()
-    assert progress.by_suite(both)["sfat-audit-jpeg75", "cpu"]["done"] == 9
+    assert progress.by_suite(both)["sfat-audit", "jpeg75-cpu"]["done"] == 9
     assert both.ids_beginning_with(cell) == [cell] and both.ids_beginning_with(f"{cell}~") == [f"{cell}~1"]
     assert cell_in(both, cell[:10]) == cell and cell_in(both, f"{cell}~1") == f"{cell}~1"
 
 
 def test_one_table_of_all_options(both: Store, run: Any) -> None:
     """All of report's choices at once; FAT under PGD-20: bf16 25.6, 24.4; fp32 25.6, 23.0."""
-    text = "report sfat-audit-jpeg75 --preset precision --by suite,method --metric pgd20 --select last --format json"
+    text = "report sfat-audit --preset jpeg75-precision --by suite,method --metric pgd20 --select last --format json"
     for runs, mean in (([], 0.25), (["-k", "run.precision=bf16"], 0.25), (["-k", "run.precision=fp32"], 0.243)):
         command = [*text.split(), "-c", "report.evaluated=true", *runs, "--db", str(both.database.path)]
         code, out, err = run(*command)
-        assert not code and "no model has been evaluated with the attacks of 'sfat-audit-jpeg75'" in err
+        assert not code and "no model has been evaluated with the attacks of 'sfat-audit'" in err
         rows = json.loads(out)["tables"][0]["rows"]
-        (fat,) = [row for row in rows if row["key"] == {"suite": "sfat-audit-jpeg75", "method": "FAT"}]
+        (fat,) = [row for row in rows if row["key"] == {"suite": "sfat-audit", "method": "FAT"}]
         assert fat["measured"]["pgd20"]["mean"] == pytest.approx(mean)
 
 

@@ -5,6 +5,7 @@ FATBENCH_UPDATE_GOLDEN=1 pytest tests/test_results.py writes the tables anew; lo
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -203,7 +204,7 @@ def test_every_committed_network_has_learned(committed: Mapping[str, Store]) -> 
 @pytest.mark.parametrize(
     ("name", "preset", "page"),
     [
-        ("sfat-audit-jpeg75", "cpu", "sfat"), ("sfat-fashion", "cpu", "sfat-fashion"),
+        ("sfat-audit", "jpeg75-cpu", "sfat"), ("sfat-fashion", "cpu", "sfat-fashion"),
         ("fat-baselines", "cpu", "baselines"), ("fat-transformers-trained-jpeg75", "cpu", "fat-transformers"),
         ("fat-byzantine", "skew", "byzantine"), ("fat-bounds", "fmnist25", "bounds"),
         ("fedvkd-robust", "cpu", "fedvkd-robust"), ("fedvkd-cifar10-jpeg75", None, "fedvkd"),
@@ -245,7 +246,7 @@ FIGURES = sorted(file.stem for file in (RESULTS / "figures").glob("*.png") if "-
 def test_a_forest_says_what_made_it() -> None:
     for file in sorted((RESULTS / "figures").glob("*-forest-*.png")):
         with Image.open(file) as image:
-            assert re.match(r"suite: [\w-]+, preset \w+; commit: \w+", image.text["Description"]), file  # type: ignore[attr-defined]
+            assert re.match(r"suite: [\w-]+, preset [\w-]+; commit: \w+", image.text["Description"]), file  # type: ignore[attr-defined]
 
 
 @pytest.mark.nightly
@@ -256,8 +257,11 @@ def test_a_committed_figure_is_of_todays_suite_and_rows(drawn: str, committed: M
     A figure of stored images can be drawn only where the images are; its title is today's.
     """
     suite = files.load(max((name for name in files.available() if drawn.startswith(f"{name}-")), key=len))
-    id, _, preset = drawn.removeprefix(f"{suite.name}-").rpartition("-")
-    (figure,) = (one for one in suite.figures if one.id == id)
+    figure, preset = next(
+        (figure, preset)
+        for figure, preset in itertools.product(suite.figures, suite.presets())
+        if drawn == f"{suite.name}-{figure.id}-{preset}"
+    )
     with Image.open(RESULTS / "figures" / f"{drawn}.png") as image:
         said = image.text
     assert said["Title"].startswith(figure.title)
@@ -266,6 +270,6 @@ def test_a_committed_figure_is_of_todays_suite_and_rows(drawn: str, committed: M
     plan = suite.plan(preset)
     near = sorted(committed, key=lambda stem: stem.split("-")[0] != drawn.split("-")[0])
     store = next(committed[stem] for stem in near if {cell.id for cell in plan.cells} & {*committed[stem].cells()})
-    (plot,) = report.build_figures(suite, plan, store, id)
+    (plot,) = report.build_figures(suite, plan, store, figure.id)
     notes = dict(plot.notes)
     assert all(f"{what}: {notes[what]}" in said["Description"] for what in ("seeds", "code"))

@@ -249,8 +249,8 @@ def test_a_table_that_asks_for_no_marks_has_neither(fashion: Store, tmp_path: Pa
 
 def test_accuracies_by_class_are_not_tested(committed: Mapping[str, Store]) -> None:
     """AdFL's table by class: training logs numbers and no outcomes, so that nothing is bold."""
-    suite = files.load("adfl-mnist-jpeg")
-    tables = report.build_tables(suite, suite.plan("cpu"), committed["adfl-mnist-jpeg-cpu"])
+    suite = files.load("adfl-mnist")
+    tables = report.build_tables(suite, suite.plan("jpeg-cpu"), committed["adfl-mnist-jpeg-cpu"])
     found = {grid.id: grid for grid in tables}
     by_class = found["classes"]
     assert not any(value.rank for value in by_class.all())

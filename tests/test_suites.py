@@ -25,6 +25,7 @@ import pytest
 from fatbench import report
 from fatbench.errors import NothingMatched, SpecError
 from fatbench.report.numbers.sources import Source
+from fatbench.settings import IN_VARIANT
 from fatbench.suite import calls, cost, files, tables, threats, trees
 from fatbench.suite.cells import Cell, Plan
 from fatbench.suite.files import Suite, load
@@ -259,6 +260,47 @@ def test_golden_identities() -> None:
     assert not changed, (
         f"identities differ from {GOLDEN.name}; if meant, set FATBENCH_UPDATE_GOLDEN=1 and run this again"
     )
+
+
+# --- variants -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", IN_VARIANT)
+def test_a_suite_in_a_variant_is_the_presets_that_begin_with_it(name: str) -> None:
+    (suite, variant), named = IN_VARIANT[name], load(name)
+    assert named.name == suite and {preset.split("-")[0] for preset in named.presets()} == {variant}
+    for short, long in (("paper", variant), ("smoke", f"{variant}-smoke"), (variant, variant)):
+        found = named.plan(short, refuse=False)
+        assert (found.suite, found.preset, found.cells) == (suite, long, plan(suite, long).cells)
+
+
+def test_others_extend_a_suite_in_one_variant_or_in_none(tmp_path: Path) -> None:
+    """With presets of plain names and the variant's settings in `base`, also below presets of their own."""
+    presets = "presets: {cpu: {seeds: [6]}, mine: {axes: {dataset: [CIFAR-10]}, seeds: [6]}}\n"
+    for extended in ("sfat-audit-jpeg75", "sfat-audit"):
+        (tmp_path / f"of-{extended}.yaml").write_text(f"name: x\ntitle: t\nextends: {extended}\n{presets}")
+    of_variant, of_none = (load(str(tmp_path / f"of-{name}.yaml")) for name in ("sfat-audit-jpeg75", "sfat-audit"))
+    assert of_variant.presets() == ["paper", "quick", "smoke", "cpu", "precision", "nin", "mine"]
+    assert [c.id for c in of_variant.plan("cpu").cells] == [
+        c.id for c in plan("sfat-audit", "jpeg75-cpu").cells if c.spec["seed"] == 6
+    ]
+    assert {c.spec["data"]["variant"] for c in of_variant.plan("mine").cells} == {"jpeg75"}
+    assert of_none.presets() == ["paper", "quick", "smoke", "cpu", "mine"]
+    assert {c.spec["data"]["variant"] for c in of_none.plan("mine").cells} == {None}
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("variants: {a: {model: {widht: 4}}}", "x.yaml:4: widht: "),
+        ("variants: [a]", "x.yaml:4: variants: expected a mapping"),
+        ("variants: {a: 3}", "x.yaml:4: a: expected a mapping, got 3"),
+    ],
+)
+def test_a_wrong_variant_has_its_line(text: str, problem: str, tmp_path: Path) -> None:
+    (tmp_path / "x.yaml").write_text(f"name: x\ntitle: t\nextends: sfat-cifar10\n{text}\n")
+    with pytest.raises(SpecError, match=re.escape(problem)):
+        load(str(tmp_path / "x.yaml")).plan("a")
 
 
 # --- what is shared -----------------------------------------------------------------------------------------------

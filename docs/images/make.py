@@ -17,7 +17,7 @@ from rich.text import Text
 
 ROOT = Path(__file__).parent.parent.parent
 HERE = Path(__file__).parent
-SUITE = ["sfat-audit-jpeg75", "--preset", "cpu"]
+SUITE = ["sfat-audit", "--preset", "jpeg75-cpu"]
 
 
 def fatbench(*arguments: str, **env: str) -> str:
@@ -32,7 +32,7 @@ def terminal(text: str) -> None:
     """terminal.svg, without the font that Rich would fetch."""
     console = Console(record=True, width=112, file=io.StringIO())
     console.print(Text.from_ansi(text))
-    svg = console.export_svg(title="fatbench report sfat-audit-jpeg75 --preset cpu")
+    svg = console.export_svg(title="fatbench report sfat-audit --preset jpeg75-cpu")
     svg = re.sub(r"@font-face \{.*?\}\s*", "", svg, flags=re.DOTALL)
     (HERE / "terminal.svg").write_text(svg, encoding="utf-8")
 

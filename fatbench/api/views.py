@@ -529,7 +529,7 @@ def planned_suite(
     chosen_suite = name if isinstance(name, Suite) else files.load(str(name))
     if preset is None and store is not None:
         preset = progress.preset_run(chosen_suite, store)
-    preset = preset or "paper"
+    preset = chosen_suite.preset(preset or "paper")
     if seeds is None and store is not None and preset in chosen_suite.presets():
         seeds = _all_seeds(chosen_suite, preset, store)
     plan = chosen_suite.plan(preset, seeds, where, refuse=False)

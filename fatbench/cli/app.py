@@ -38,7 +38,7 @@ from fatbench.cli import (
 from fatbench.cli.helping import GLOBALS, MEANT_OPTIONS, Command, Program, moved_option, option_of
 from fatbench.cli.options import Option
 from fatbench.errors import FatbenchError, MachineError, SpecError
-from fatbench.settings import shown_url
+from fatbench.settings import IN_VARIANT, shown_url
 from fatbench.version import __version__
 
 JOBS: dict[str, dict[str, Callable[..., None]]] = {
@@ -176,6 +176,9 @@ def main() -> None:
         for argument in sys.argv[1:]:  # what is no text is in no database and names no suite
             if any(0xD800 <= ord(letter) <= 0xDFFF for letter in argument):
                 raise SpecError(f"an argument is not UTF-8: {os.fsencode(argument)[:60]!r}")
+            suite, variant = IN_VARIANT.get(argument, ("", ""))
+            if suite and not os.path.isfile(f"{argument}.yaml"):
+                print(f"fatbench: {argument} is now {suite}, presets {variant} and {variant}-...", file=sys.stderr)
         code = app(prog_name="fatbench", standalone_mode=False) or 0
         sys.stdout.flush()  # here, where it can be explained that a disk is full
         sys.exit(code)

@@ -35,7 +35,7 @@ def points_of(plan: Plan) -> list[Point]:
         points[
             Point(
                 suite=cell.suite or plan.suite,
-                preset=plan.preset,
+                preset=cell.preset or plan.preset,
                 cell=cell.id,
                 labels=labels_text(key),
                 method=key.get(axis) or _name(spec.get("algorithm")),

@@ -124,7 +124,7 @@ def run(jobs: Sequence[Job], watch: Observer, options: RunOptions) -> None:
     precision, path = settings.precision(options.precision, slots), settings.path(_path(options), slots)
     for file in sorted({file for job in jobs for file in plugins.files(job.spec, job.evaluations)}):
         watch.note(f"runs the plug-in {inputs.describe(plugins.version(file))} at {file}")  # a suite may have named it
-    trained = {job.spec["data"]["name"] for job in jobs if job.preset == "smoke"} & CATALOGUE.keys()
+    trained = {job.spec["data"]["name"] for job in jobs if job.preset.endswith("smoke")} & CATALOGUE.keys()
     if trained:
         titles = ", ".join(CATALOGUE[name].title for name in sorted(trained))
         watch.note(f"trains on {titles}; labels name the data of the other presets")

@@ -21,7 +21,10 @@ from sqlalchemy import (
     column,
     select,
     table,
+    text,
 )
+
+from fatbench.settings import IN_VARIANT
 
 APPLICATION_ID = 0x66617462  # "fatb", in the header of fatbench's SQLite files
 SCHEMA = "0008"  # raised with every change of the tables below; databases of another are refused
@@ -254,7 +257,13 @@ VIEW = table(
 SUITE_CELLS_SQL = """\
 CREATE VIEW suite_cells AS
 SELECT suite, preset, cell FROM runs UNION SELECT suite, preset, cell FROM points"""
-SUITE_CELLS = table("suite_cells", *map(column, ("suite", "preset", "cell")))  # every suite of a cell, once
+_FORMER = ", ".join(f"('{name}', '{suite}', '{variant}')" for name, (suite, variant) in IN_VARIANT.items())
+_TODAY = f"""\
+SELECT DISTINCT coalesce(v.column2, s.suite) AS suite, s.cell,
+  coalesce(v.column3 || coalesce(nullif('-' || s.preset, '-paper'), ''), s.preset) AS preset
+FROM suite_cells s LEFT JOIN (VALUES {_FORMER}) AS v ON v.column1 = s.suite"""
+# every suite of a cell, once, under its name of today
+SUITE_CELLS = text(_TODAY).columns(*map(column, ("suite", "cell", "preset"))).subquery("suite_cells")
 # One row for each outcome: `position` counts the stage's test images from 0, model after model if it has several;
 # `correct` is 1 if the image was classified correctly.
 OUTCOMES_VIEW = "outcomes"

@@ -97,6 +97,7 @@ class Cell:
     evaluations: tuple[Evaluation, ...]  # the attacks on the trained model; not part of the identity
     origin: Cell | None = None  # the cell whose last model this one starts from
     suite: str = ""  # of an origin alone: its suite
+    preset: str = ""  # and the preset in which that has it
     perturbation: str = field(default="", compare=False)  # what attacks may do, in words: "Linf 25/255"
     # see `confounders.written_paths`
     written: Mapping[str, frozenset[str]] = field(default_factory=dict, compare=False)

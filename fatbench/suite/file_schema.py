@@ -46,7 +46,8 @@ def schema() -> Schema:
     cell["properties"] = {**cell["properties"], PERTURBATION: {**perturbation, "required": []}}
     cell_or_null, evaluate = _or_null(_reference("Cell")), definitions["Evaluate"]["properties"]
     presets = _mapping_of(_or_null(_reference("Preset")))
-    root["properties"] |= {"base": cell_or_null, "axes": _mapping_of(_mapping_of(cell_or_null)), "presets": presets}
+    by_name = _mapping_of(cell_or_null)
+    root["properties"] |= {"base": cell_or_null, "axes": _mapping_of(by_name), "variants": by_name, "presets": presets}
     changed_evaluate = _or_null(_reference("Evaluate"))
     definitions["Preset"]["properties"] |= {"base": cell_or_null, "set": cell_or_null, "evaluate": changed_evaluate}
     # an override changes a cell in `grid` and `presets`, the attacks in `evaluate`

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from fatbench.errors import SpecError, did_you_mean
+from fatbench.settings import IN_VARIANT, of_variant
 from fatbench.suite import asked, language, model, plugins, signatures, trees, tuning
 from fatbench.suite.cells import Plan
 from fatbench.suite.declared_contrasts import Tests
@@ -38,6 +39,7 @@ class Suite:
     tree: Tree = field(default_factory=dict, repr=False)  # the file as written, merged over the suite that it extends
     places: Places = field(default_factory=Places)
     settings: Tree = field(default_factory=dict)  # of `--set`, over all other overrides of every cell
+    variant: str = ""  # that its name stands for, see `IN_VARIANT`
 
     @property
     def name(self) -> str:
@@ -77,7 +79,12 @@ class Suite:
     def presets(self) -> list[str]:
         """The names of the presets; SpecError if all together have too many cells."""
         language.demand_few(language.most_cells(self.contents), f"{self.file}: all presets together")
-        return list(self.contents.presets)
+        return [name for name in self.contents.presets if name.startswith(self.variant)]
+
+    def preset(self, name: str) -> str:
+        """The preset of this name in the variant of the suite."""
+        in_variant = of_variant(self.variant, name)
+        return in_variant if in_variant in self.contents.presets else name
 
     def axes(self) -> dict[str, list[str]]:
         return {axis: list(labels) for axis, labels in self.contents.axes.items()}
@@ -149,6 +156,8 @@ def locate(name: str) -> Path:
         own_suites = own_files()
         if name in own_suites:
             return Path(own_suites[name])
+        if name in IN_VARIANT:
+            return locate(IN_VARIANT[name][0])
         neighbour = _suite_file(name)
         hint = f" (did you mean '{neighbour}'?)" if neighbour else did_you_mean(name, [*known_suites, *own_suites])
         if os.path.isfile(name) and (how_to_read := trees.how_to_read(Path(name))):
@@ -179,10 +188,14 @@ def load(name: str) -> Suite:
             raise
         return load("+".join([str(tuned), *settings])).trials()
     tree, sources = _resolve(file)
+    if len(by_variant := _by_variant(tree)) > 1:
+        named = [{of_variant(v, key): one for key, one in it["presets"].items()} for v, it in by_variant.items()]
+        tree = {**tree, "presets": functools.reduce(merge, named)}
     places = Places(str(file), tuple(sources))
     for plugin in tree.get("plugins", ()):
         plugins.add(Path(plugin), places(("plugins",)))
     suite = read_suite(tree, file, places)
+    suite = replace(suite, variant="" if name == suite.name else IN_VARIANT.get(name, ("", ""))[1])
     return override_settings(suite, settings) if settings else suite
 
 
@@ -266,7 +279,7 @@ def _resolve(file: Path, children: tuple[Path, ...] = ()) -> tuple[Tree, list[So
         child = {**child, "plugins": [str(resolved.parent / plugin) for plugin in plugins]}
     if "extends" not in child:
         return child, [source]
-    name = str(child["extends"])
+    name, variant = IN_VARIANT.get(str(child["extends"]), (str(child["extends"]), ""))
     try:
         neighbour = file.parent / name
         parent_file = neighbour if neighbour.is_file() else locate(name)
@@ -276,10 +289,24 @@ def _resolve(file: Path, children: tuple[Path, ...] = ()) -> tuple[Tree, list[So
         raise error.below("extends").at(place) from None
     parent, sources = _resolve(parent_file, (*children, resolved))
     try:
-        tree, inherited = _extended(parent, child)
+        tree, inherited = _extended(_by_variant(parent).get(variant, parent), child)
     except SpecError as error:
         raise error.at(place) from None
     return tree, [replace(source, inherited=inherited), *sources]
+
+
+def _by_variant(tree: Tree) -> dict[str, Tree]:
+    """A suite as others extend it: in none of its variants (""), and in each, whose presets have plain names."""
+    variants, presets = tree.get("variants"), tree.get("presets")
+    if not (isinstance(variants, dict) and isinstance(presets, dict)):
+        return {"": tree}
+    parts = {name: name.partition("-") for name in presets}
+    plain = {name: preset for name, preset in presets.items() if parts[name][0] not in variants}
+    result = {"": {**tree, "variants": {}, "presets": plain}}
+    for variant, settings in variants.items():
+        own = {parts[name][2] or "paper": preset for name, preset in presets.items() if parts[name][0] == variant}
+        result[variant] = {**result[""], "base": merge(tree.get("base"), settings), "presets": merge(plain, own)}
+    return result
 
 
 def _extended(parent: Tree, child: Tree) -> tuple[Tree, int]:

@@ -119,6 +119,7 @@ class Suite(Protocol):
     @property
     def settings(self) -> Tree: ...
     def beside(self, name: str) -> Suite: ...
+    def preset(self, name: str) -> str: ...
     def trials(self) -> Suite: ...
 
 
@@ -137,13 +138,15 @@ class Expansion:
         refuse: bool = True,
         below: tuple[tuple[str, str], ...] = (),
     ) -> None:
-        contents = suite.contents
+        contents, preset = suite.contents, suite.preset(preset)
         if preset not in contents.presets:
             raise SpecError(f"suite '{suite.name}' has no preset '{preset}'{did_you_mean(preset, contents.presets)}")
         self.suite, self.contents, self.name, self.preset = suite, contents, preset, contents.presets[preset]
         self.attacks, self.refuse, self.below = external_models.described(attacks), refuse, below
         of_preset: Keys = ("presets", preset)
-        self.base: list[Layer] = [(("base",), contents.base), ((*of_preset, "base"), self.preset.base)]
+        variant = preset.partition("-")[0]
+        of_variant: Layer = ("variants", variant), contents.variants.get(variant, {})
+        self.base: list[Layer] = [(("base",), contents.base), of_variant, ((*of_preset, "base"), self.preset.base)]
         # a preset's word comes after the grid's: the last override of a setting holds
         self.overrides: list[tuple[Keys, Override]] = [
             *((("grid", "overrides", i, "set"), override) for i, override in enumerate(contents.grid.overrides)),
@@ -445,8 +448,8 @@ class Expansion:
             varying_axes = [axis for axis in axes if len({key.get(axis) for key in keys}) > 1]
             hint = f" (add {' and '.join(varying_axes)})" if varying_axes else ""
             label_text = f" with {origin_key[1]}" if origin_key[1] else ""
-            raise SpecError(f"preset '{self.name}' of '{origin_key[0]}' has {count_text}{label_text}{hint}")
-        return [replace(cell, evaluations=(), suite=origin_suite.name) for cell in origin_cells]
+            raise SpecError(f"preset '{expansion.name}' of '{origin_suite.name}' has {count_text}{label_text}{hint}")
+        return [replace(cell, evaluations=(), suite=origin_suite.name, preset=expansion.name) for cell in origin_cells]
 
 
 def _matches(key: Key, condition: Mapping[str, Sequence[str]]) -> bool:

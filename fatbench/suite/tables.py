@@ -411,6 +411,7 @@ class Contents(Node):
     baseline: Baseline = None  # the label with which all others of its axis are compared
     grid: GridSpec = GridSpec()
     evaluate: Evaluate = Evaluate()
+    variants: Annotated[dict[str, OverrideMap], BeforeValidator(mapping)] = Field(default={})  # settings, over `base`
     presets: Presets
     tune: Tune | None = None
     tables: list[Table] = Field(default=[])

@@ -83,7 +83,7 @@ def trials(contents: Contents, tree: Tree) -> Tree:
     written_grid = tree.get("grid") or {}
     product = list(axes) if grid.product is None else grid.product
     return {
-        **{key: tree[key] for key in ("plugins", "threat", "base") if key in tree},
+        **{key: tree[key] for key in ("plugins", "threat", "base", "variants") if key in tree},
         "name": f"{contents.name}{SUFFIX}",
         "title": f"{contents.title}: what was tried before",
         "description": f"Derived from the section 'tune' of {contents.name}.",
