@@ -22,6 +22,7 @@ import data_layouts as layouts
 import numpy as np
 import pytest
 import torch
+from pandas import DataFrame
 
 from fatbench import settings, testing
 from fatbench.data import DATASETS, common, decoded, own
@@ -444,18 +445,19 @@ def test_show_reads_the_last_round_of_training_alone(
 
 def test_lines_of_many_clients_are_quantiles() -> None:
     rows = [
-        (k, round, seed, float(k + more) if round == 1 else 1.0, (), "", "eps")
+        (0, k, round, seed, float(k + more) if round == 1 else 1.0, (), "", "eps")
         for seed, more in enumerate((0, 2))
         for k in range(61)
         for round in (1, 2)
     ]
     line = series.Line({}, "loss", Source.parse("train:loss[*]"), None, [], 2, ("a", "b"))
-    lines = list(series._lines(line, rows))
+    numbers = DataFrame(rows, columns=series.COLUMNS)
+    lines = list(series._lines(line, numbers))
     assert [line.heading for line in lines] == [
         f"loss, {name} of 61 clients" for name in ("least", "25 %", "median", "75 %", "largest")
     ]
     assert [line.points[0].mean for line in lines] == [1.0, 16.0, 31.0, 46.0, 61.0]
-    assert len(list(series._lines(line, [row for row in rows if row[0] < 49]))) == 49
+    assert len(list(series._lines(line, numbers[numbers["client"] < 49]))) == 49
 
 
 # --- memory ------------------------------------------------------------------------------------------------------

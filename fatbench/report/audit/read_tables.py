@@ -156,13 +156,8 @@ def head_of(text: str, attacks: Collection[str] = ()) -> Head:
     if own is not None:
         return Head(own, steps, radius)
     for name, pattern in ATTACKS:
-        count = r"(?P<before>\d+)[ -]?steps? )?(?:" if name not in ("natural", "robust") else ")?(?:"
-        after = (
-            r")(?:[ (^-]*(?P<after>\d+)(?: ?steps?)?\)?)?[ -]*(?:∞|inf\b|linf|l2)?"
-            if name not in ("natural", "robust")
-            else ")"
-        )
-        if found := re.search(f"(?:{count}{pattern}{after}", rest, re.IGNORECASE):
+        whole = f"(?:{pattern})" if name in ("natural", "robust") else STEPS.replace("{}", pattern)
+        if found := re.search(whole, rest, re.IGNORECASE):
             groups = found.groupdict()
             attack, steps = name, float(groups.get("before") or groups.get("after") or math.nan)
             if re.search(r"(?i)black[ -]?box", rest):

@@ -13,7 +13,6 @@ from __future__ import annotations
 import functools
 import itertools
 import json
-import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -358,19 +357,6 @@ class Stored:
     def images(self, cell: str, stage: str) -> set[str]:
         """The fingerprints of the data that a stage was measured on, as far as its runs say."""
         return {origin.data[2] for origin in self.origins(cell, stage) if origin.data is not None and origin.data[2]}
-
-    def logged(self, cell: str, metric: str) -> dict[int, dict[int, float]]:
-        """Client -> round -> each finite number that training has logged."""
-        return self._logged.get((cell, metric), {})
-
-    @functools.cached_property
-    def _logged(self) -> dict[tuple[str, str], dict[int, dict[int, float]]]:
-        training = self.series[(self.series["stage"] == "train") & (self.series["value"].abs() < math.inf)]
-        columns = (training[name].tolist() for name in ("cell", "metric", "client", "round", "value"))
-        numbers: dict[tuple[str, str], dict[int, dict[int, float]]] = {}
-        for cell, metric, client, round, value in zip(*columns, strict=True):
-            numbers.setdefault((cell, metric), {}).setdefault(client, {})[round] = value
-        return numbers
 
     def evaluated(self, cell: str) -> dict[str, Measurement]:
         """Evaluation ("pgd20-0a1b2c3d": attack, images and batch) -> a cell's number at the checkpoint, for tests."""
