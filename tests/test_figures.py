@@ -231,7 +231,7 @@ def test_a_line_without_a_number_is_named_and_ones_own_is_marked(drawn: Suite, m
     name, _, legend = styles.styles_of(plot, plot.panels)
     assert {label for label in legend if "(own)" in label} == {"Uniform (own)"}
     assert "(own)" not in name(line(plot, "clean", split="even", method="FAT"))
-    (table,) = sheets(drawn, plan, measured.numbers(plan, rows_of(plan)))
+    (table,) = sheets(drawn.tables, plan, measured.numbers(plan, rows_of(plan)))
     marked = json.loads(records.render_json([table]))["tables"][0]["rows"]
     assert {row["key"]["method"]: row["own"] for row in marked} == {"FAT": False, "Uniform": True}
 

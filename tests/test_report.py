@@ -138,7 +138,7 @@ def build(
     suite: Suite, plan: Plan, rows: Any, select: Any = "last", published: bool = True, **stored: Any
 ) -> list[Sheet]:
     """The tables of a suite, filled with these measurements."""
-    return sheets(suite, plan, measured.numbers(plan, list(rows), select, **stored), published=published)
+    return sheets(suite.tables, plan, measured.numbers(plan, list(rows), select, **stored), published=published)
 
 
 @pytest.fixture(scope="module")

@@ -100,14 +100,14 @@ def build_tables(
     suite = with_added(suite, plan)
     if store is None:
         nothing = stored([], select, checkpoints=plan.checkpoints)
-        return sheets(suite, plan, nothing, published=published, digits=digits)
+        return sheets(suite.tables, plan, nothing, published=published, digits=digits)
     evaluated = shown_runs.shown_plan(replace(plan, cells=list(evaluated), resolved=False), store).cells
     plan = shown_runs.shown_plan(plan, store)
     # the numbers of external models are read together with those of the plan
     plan_with_evaluated = replace(plan, cells=[*plan.cells, *evaluated])
     sources = [text for table in suite.tables for text in table.values.values()]
     numbers = read(sources, plan_with_evaluated, store, select)
-    grids = sheets(suite, plan, numbers, published=published, evaluated=evaluated, digits=digits, images=images)
+    grids = sheets(suite.tables, plan, numbers, published=published, evaluated=evaluated, digits=digits, images=images)
     for grid in grids:
         if replicate_note := shown_runs.note(store, [id for _, id in grid.points]):
             grid.notes.append(("replicates", replicate_note))

@@ -19,6 +19,7 @@ from fatbench.report.numbers.stored import numbers_of
 from fatbench.report.pairs import label, measured_numbers
 from fatbench.store.doubt_names import PREFIX
 from fatbench.store.problems import FRACTIONS
+from fatbench.store.rows import grouped
 from fatbench.store.schema import NUMBERS
 from fatbench.store.selection import WORDS
 
@@ -224,9 +225,7 @@ def _systematic_differences(accuracies: Sequence[NumberPair]) -> Iterable[str]:
     if is_one_sided and _one_sided(max(only_theirs, only_ours), changed) < OF_OUTCOMES:
         sides = f"{only_theirs} are right only there and {only_ours} only here"
         yield f"of {changed} outcomes that changed {sides}: {EXPECTED}"
-    by_cell: dict[str, list[float]] = {}
-    for number in accuracies:
-        by_cell.setdefault(number.cell, []).append(number.theirs - number.ours)
+    by_cell = grouped((number.cell, number.theirs - number.ours) for number in accuracies)
     means = [mean for mean in map(fmean, by_cell.values()) if mean]
     cells_above = sum(mean > 0 for mean in means)
     most = max(cells_above, len(means) - cells_above)

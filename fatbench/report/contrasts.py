@@ -24,6 +24,7 @@ from fatbench.report.numbers.stored import Measurement
 from fatbench.report.numbers.worst_case import WorstCase, worst_case_difference
 from fatbench.report.pairs import Pair, Place, label
 from fatbench.store import inputs
+from fatbench.store.rows import grouped
 from fatbench.suite import confounders
 from fatbench.suite.cells import Cell, Plan
 from fatbench.suite.declared_contrasts import Contrast, Tests
@@ -471,10 +472,9 @@ def _places(tests: Tests, places: Iterable[Place]) -> Iterable[tuple[Key, dict[P
         yield from ((dict(place), {place: 1.0}) for place in places)
     chosen = {**tests.between, **tests.worst_over} or dict.fromkeys(filter(None, [tests.mean_over]))
     for axis, labels in chosen.items():
-        by_rest: dict[Place, list[Place]] = {}  # without the label of the axis -> with it
-        for place in places:
-            if (label := dict(place).get(axis)) is not None and (labels is None or label in labels):
-                by_rest.setdefault(tuple(one for one in place if one[0] != axis), []).append(place)
+        of_axis = [one for one in places if axis in dict(one) and (labels is None or dict(one)[axis] in labels)]
+        # without the label of the axis -> with it
+        by_rest = grouped((tuple(one for one in place if one[0] != axis), place) for place in of_axis)
         for rest, members in by_rest.items():
             weights = dict.fromkeys(members, 1 / len(members))
             text = f"worst of {len(labels)}" if labels else f"mean over {axis}"

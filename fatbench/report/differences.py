@@ -72,7 +72,6 @@ def of_plan(
     shown = [*shown_metrics] or [one for one in metrics if one in {*measured.loc[by_baseline, "label"]}] or metrics
     suite_of_one, one_plan = combined([(suite, plan)], [], shown)
     table = suite_of_one.tables[0].model_copy(update={"ties": False})  # p is that of the differences alone
-    suite_of_one = replace(suite_of_one, contents=suite_of_one.contents.model_copy(update={"tables": [table]}))
     points, _ = Points.of(one_plan, spread(table, one_plan))
     assert points is not None  # the metric is one of the plan's
     values = long(one_plan, points, numbers)[0][["row", "value"]].astype({"value": float})
@@ -80,7 +79,7 @@ def of_plan(
     of_rows = {cell.id for (row, _), by_heading in points.cells.items() if row in rows
                for cells in by_heading.values() for cell in cells}  # fmt: skip
     one_plan = replace(one_plan, cells=[cell for cell in one_plan.cells if cell.id in of_rows or not rows])
-    (grid,) = sheets(suite_of_one, one_plan, numbers, published=False, digits=digits, images=images)
+    (grid,) = sheets([table], one_plan, numbers, published=False, digits=digits, images=images)
     if left := names_of(points.axes, [*map(dict, points.rows)], [dict(row) for row in points.rows if row not in rows]):
         grid.notes.append(("not measured", "; ".join(left)))
     headed = [replace(column, heading=headings.get(column.metric, column.metric)) for column in grid.columns]

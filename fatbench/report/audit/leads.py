@@ -26,6 +26,7 @@ from fatbench.report.audit.question import (
     standard_error,
 )
 from fatbench.report.numbers.statistics import found_shift
+from fatbench.store.rows import grouped
 
 PAIRED_IMAGES = 6  # the least with which an exact McNemar test finds p < 0.05, all one way
 MOST_SEEDS = 1000
@@ -37,11 +38,10 @@ def leads(numbers: pandas.DataFrame) -> pandas.DataFrame:
     Columns: those of COLUMN, method, other, value, below, gain (points), n, deviation of each, runs.
     """
     robust = numbers[is_robust(numbers)]
-    columns: dict[tuple[Any, ...], list[Any]] = {}
-    for one in lines_of(robust if len(robust) else numbers):
-        if one.role not in ("undefended", "ablation"):
-            key = (*(getattr(one, label) for label in COLUMN[:5]), named(one), one.radius)
-            columns.setdefault(key, []).append(one)
+    columns = grouped(
+        ((*(getattr(one, label) for label in COLUMN[:5]), named(one), one.radius), one)
+        for one in lines_of(robust if len(robust) else numbers) if one.role not in ("undefended", "ablation")
+    )  # fmt: skip
     lines = []
     for rows in columns.values():
         rows.sort(key=lambda one: -one.value)

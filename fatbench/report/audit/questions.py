@@ -42,6 +42,7 @@ from fatbench.report.audit.question import (
     standard_error,
 )
 from fatbench.report.audit.read_tables import UNPRINTED, radius_value
+from fatbench.store.rows import grouped
 
 EXACT = 6  # digits of a number that is stored and not printed
 ITERATED = ("pgd", "bim", "mim", "apgd", "cw", "autoattack")
@@ -110,9 +111,8 @@ def order(numbers: pandas.DataFrame) -> Answer:
 
 def _pairs(table: pandas.DataFrame) -> Iterator[tuple[list[Any], Any, Any, bool]]:
     """(row, weaker number, stronger number, whether radii are printed) of every row of a table."""
-    rows: dict[tuple[Any, ...], list[Any]] = {}
-    for one, count in zip(lines_of(table), _number_of(table), strict=True):
-        rows.setdefault((*(getattr(one, label) for label in ROW), count), []).append(one)
+    lines = zip(lines_of(table), _number_of(table), strict=True)
+    rows = grouped(((*(getattr(one, label) for label in ROW), count), one) for one, count in lines)
     for row in rows.values():
         for weak, strong in itertools.permutations(row, 2):
             steps = weak.attack == strong.attack and weak.attack in ITERATED and weak.steps < strong.steps
@@ -280,9 +280,7 @@ def radius(numbers: pandas.DataFrame) -> Answer:
     marks: dict[Any, str] = {}
     asked = 0
     for _, table in groups(numbers[is_robust(numbers) & (numbers["radius"] != UNPRINTED)], TABLE):
-        found: dict[tuple[Any, ...], list[Any]] = {}
-        for one in lines_of(table):
-            found.setdefault((*(getattr(one, label) for label in ROW), named(one)), []).append(one)
+        found = grouped(((*(getattr(one, label) for label in ROW), named(one)), one) for one in lines_of(table))
         series = []
         for key, rows in found.items():
             by_radius = {radius_value(one.radius): one for one in rows if radius_value(one.radius) > 0}

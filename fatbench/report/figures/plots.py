@@ -22,6 +22,7 @@ from fatbench.report.figures.panel_kinds import HIGH, INK, WIDE
 from fatbench.report.figures.series import Line, Panel, Plot
 from fatbench.report.figures.styles import GREY, Names, Style, axis_label, handle, styles_of, wrap_to_width
 from fatbench.report.numbers.sources import RANGE
+from fatbench.store.rows import grouped
 from fatbench.suite.model import Key
 from fatbench.suite.tables import SERIES
 
@@ -176,9 +177,7 @@ def paged(plot: Plot) -> list[tuple[Key, list[Panel]]]:
     """The pages of a plot: (labels of the leading axes that choose the page, its panels)."""
     axes = plot.figure.panels
     for leading in range(len(axes) + 1):
-        pages: dict[tuple[tuple[str, str], ...], list[Panel]] = {}
-        for panel in plot.panels:
-            pages.setdefault(tuple((axis, panel.key[axis]) for axis in axes[:leading]), []).append(panel)
+        pages = grouped((tuple((axis, panel.key[axis]) for axis in axes[:leading]), panel) for panel in plot.panels)
         if max(len(panels) for panels in pages.values()) <= MOST:
             break
     return [(dict(names), panels) for names, panels in pages.items()]

@@ -29,6 +29,7 @@ from fatbench.report.numbers.stored import Stored, read
 from fatbench.report.tables import number_format
 from fatbench.report.tables.notes import data_note
 from fatbench.report.tables.sheet import as_tuples, label
+from fatbench.store.rows import grouped
 from fatbench.store.selection import PUBLISHED, WORDS, Checkpoint
 from fatbench.suite import model, plugins
 from fatbench.suite.cells import Cell, Plan
@@ -293,9 +294,7 @@ def _with_points(line: Line, numbers: DataFrame) -> Line:
 
 def merge_plots(plots: Sequence[Plot]) -> list[Plot]:
     """Merge figures of one id and kind from several suites, panels side by side; equal labels get the suite's name."""
-    by_id: dict[tuple[str, str], list[Plot]] = {}
-    for plot in plots:
-        by_id.setdefault((plot.figure.id, plot.figure.kind), []).append(plot)
+    by_id = grouped(((plot.figure.id, plot.figure.kind), plot) for plot in plots)
     return [_merged(same_id) if len(same_id) > 1 else same_id[0] for same_id in by_id.values()]
 
 

@@ -11,6 +11,7 @@ import pandas
 from fatbench.report.contrasts import Difference
 from fatbench.report.tables.number_format import csv_text, tidy
 from fatbench.report.tables.sheet import Column, Entry, Row, Sheet
+from fatbench.store.rows import grouped
 from fatbench.suite.model import Key
 
 SCHEMA_VERSION = 1
@@ -102,10 +103,11 @@ def render_json(grids: Sequence[Sheet]) -> str:
 def _table(grid: Sheet) -> dict[str, Any]:
     """One table; each point of the grid is a row, its key holding the labels of row, group and heading."""
     has_own = any(row.own for row in grid.rows)
-    points: dict[tuple[int, tuple[tuple[str, str], ...]], list[tuple[Column, Entry]]] = {}
-    for position, row in enumerate(grid.rows):  # two models that were not trained here may have one name
-        for key, column, value in _planned_values(grid, row):
-            points.setdefault((position, tuple(key.items())), []).append((column, value))
+    points = grouped(
+        ((position, tuple(key.items())), (column, value))
+        for position, row in enumerate(grid.rows)  # two models that were not trained here may have one name
+        for key, column, value in _planned_values(grid, row)
+    )
     rows = [
         {
             "key": dict(labels),

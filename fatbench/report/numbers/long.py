@@ -46,6 +46,7 @@ from fatbench.report.numbers.stored import (
     outcomes,
     rows_of,
 )
+from fatbench.store.rows import grouped
 from fatbench.store.schema import CELLS, REPLICATES, RUNS, STAGES
 from fatbench.store.stage_names import parsed
 from fatbench.suite import confounders, format_call
@@ -169,9 +170,8 @@ def _evaluated(asked: DataFrame, stored: Stored) -> Found:
     measured = possible.merge(measured, on=["cell", "evaluation", "checkpoint"])
     measured = measured.sort_values("most", ascending=False, kind="stable").drop_duplicates(["row", "part"])
     measured = measured.sort_values(["row", "part"], kind="stable")
-    parts_of: dict[int, list[tuple[str, float, int]]] = {}  # row -> stage, value, n of each part
-    for row, stage, value, n in _rows(measured, "row", "stage", "value", "n"):
-        parts_of.setdefault(row, []).append((stage, value, n))
+    # row -> stage, value, n of each part
+    parts_of = grouped((row, tuple(part)) for row, *part in _rows(measured, "row", "stage", "value", "n"))
     by_client = _by_client(asked, stored)
     numbers = {}
     for row, kind, cell, source in zip(rows["row"].tolist(), codes, rows["cell"], asked["source"], strict=True):

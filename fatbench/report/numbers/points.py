@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from fatbench.errors import SpecError, did_you_mean
 from fatbench.report.numbers.sources import CLIENT, EVERY, Source, clients
 from fatbench.store.replicates import SIGN
+from fatbench.store.rows import grouped
 from fatbench.suite import confounders, cost, standard_attacks, threats
 from fatbench.suite.cells import Cell, Plan
 from fatbench.suite.confounders import Confounder
@@ -339,9 +340,7 @@ def check_figure(plan: Plan, figure: Figure) -> None:
                 )
     if SERIES in figure.panels or figure.kind in KEPT:
         return
-    by_unit: dict[bool, list[str]] = {}
-    for heading, text in figure.series.items():
-        by_unit.setdefault(Source.parse(text).fraction, []).append(heading)
+    by_unit = grouped((Source.parse(text).fraction, heading) for heading, text in figure.series.items())
     if len(by_unit) > 1:
         raise SpecError(
             f"figure {figure.id}: {', '.join(by_unit[True])} in per cent and {', '.join(by_unit[False])} share a panel:"

@@ -30,7 +30,7 @@ from fatbench.settings import PRECISIONS
 from fatbench.store import inputs, replicates
 from fatbench.store.inputs import Inputs
 from fatbench.store.problems import UNSEEN, disagreement, impossible
-from fatbench.store.rows import batches
+from fatbench.store.rows import batches, grouped
 from fatbench.store.schema import CELLS, NUMBERS, OUTCOME_CHUNKS, RUNS, STAGES
 from fatbench.store.selection import MONITORED, Checkpoint, checkpoint_round
 from fatbench.store.stage_names import parsed
@@ -96,10 +96,8 @@ def outcomes(cells: Iterable[str], store: Store) -> Callable[[str, str], tuple[i
 
     @functools.cache
     def chunks() -> dict[tuple[str, str], list[tuple[int, int, bytes]]]:
-        chunks_by_stage: dict[tuple[str, str], list[tuple[int, int, bytes]]] = {}
-        for cell, stage, start, n, bits in fetch(store, sql(OUTCOME_CHUNKS), OUTCOME_CHUNKS.c.cell, cells):
-            chunks_by_stage.setdefault((cell, stage), []).append((start, n, bits))
-        return chunks_by_stage
+        rows = fetch(store, sql(OUTCOME_CHUNKS), OUTCOME_CHUNKS.c.cell, cells)
+        return grouped(((cell, stage), (start, n, bits)) for cell, stage, start, n, bits in rows)
 
     return functools.cache(lambda cell, stage: join_chunks(chunks().get((cell, stage), ())))
 

@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from fatbench.store import inputs
+from fatbench.store.rows import grouped
 from fatbench.store.stage_names import parsed
 from fatbench.suite import plugins
 from fatbench.suite.types import seeds_text
@@ -205,10 +206,7 @@ class Facts:
                 mixed_facts[f"{name} files"] = ", ".join(
                     f"{variant or 'published'} [{fingerprint[:8]}]" for variant, fingerprint in versions_of_data
                 )
-        by_plugin: dict[str, list[dict[str, Any]]] = {}
-        for record in self.plugins():
-            by_plugin.setdefault(record["plugin"], []).append(record)
-        for name, records in by_plugin.items():
+        for name, records in grouped((record["plugin"], record) for record in self.plugins()).items():
             if inputs.versions_differ(records):
                 mixed_facts[f"versions of {name}"] = ", ".join(map(inputs.describe, records))
         read: dict[str, dict[str, None]] = {}
@@ -234,9 +232,7 @@ def _distinct(frame: DataFrame, by: str | list[str], column: str) -> dict[Any, l
 
 def _by_metrics(fact_of: Mapping[str, str], words: Mapping[str, str]) -> str:
     """Facts by metrics: "natural, PGD-20: fatbench 0.1.0; AA: pyautoattack 0.2.0"; "all attacks" if they share one."""
-    metrics_of: dict[str, list[str]] = {}
-    for metric, fact in fact_of.items():
-        metrics_of.setdefault(fact, []).append(words.get(metric, metric))
+    metrics_of = grouped((fact, words.get(metric, metric)) for metric, fact in fact_of.items())
     if len(metrics_of) == 1 and len(fact_of) > 1:
         return f"all attacks: {next(iter(metrics_of))}"
     return "; ".join(f"{', '.join(metrics)}: {shared_fact}" for shared_fact, metrics in metrics_of.items())
@@ -254,9 +250,7 @@ def attacked_in(seeds: Iterable[int], precisions: Iterable[str]) -> str:
 
     Empty where all are float32.
     """
-    seeds_by_precision: dict[str, list[int]] = {}
-    for seed, precision in zip(seeds, precisions, strict=True):
-        seeds_by_precision.setdefault(precision, []).append(seed)
+    seeds_by_precision = grouped(zip(precisions, seeds, strict=True))
     if len(seeds_by_precision) == 1:
         return "" if "fp32" in seeds_by_precision else f"; attacked in {next(iter(seeds_by_precision))}"
     of_seeds = seeds_by_precision.items()

@@ -15,6 +15,7 @@ from fatbench.report.numbers.sources import Source
 from fatbench.report.numbers.stored import OVERALL, Number, numbers_of
 from fatbench.report.tables.sheet import Sheet, any_number
 from fatbench.store import replicates
+from fatbench.store.rows import grouped
 from fatbench.store.stage_names import StageName, parsed
 from fatbench.suite import format_call, standard_attacks
 
@@ -76,7 +77,7 @@ def filled(points: Sequence[Point], store: Store, files: Path | None, images: Im
         ids = list(dict.fromkeys(cell for point in points[offset : offset + AT_ONCE] for cell in point["cells"]))
         specs, others = store.cells(ids), replicates.by_cell(store.database, ids)
         runs = [run for run in store.runs(ids) if not run.get("dropped")]
-        stored = [
+        stored: list[dict[str, list[Any]]] = [
             grouped((run["cell"], run) for run in runs),
             grouped((row.cell, row) for _, row in sorted(store.stages(ids).items())),
             grouped((number.cell, number) for number in numbers_of(ids, store, OVERALL)),
@@ -91,14 +92,6 @@ def filled(points: Sequence[Point], store: Store, files: Path | None, images: Im
                 log = next(filter(None, (_log(files, cell) for cell in facts["failed"])), "")
                 found.append(point | facts | {"images": shown, "left_out": False, "others": again, "log": log})
     return found
-
-
-def grouped(pairs: Iterable[tuple[str, Any]]) -> dict[str, list[Any]]:
-    """Key -> its values, in order."""
-    groups: dict[str, list[Any]] = {}
-    for key, value in pairs:
-        groups.setdefault(key, []).append(value)
-    return groups
 
 
 def _facts(
@@ -193,10 +186,8 @@ def thinned(rounds: Sequence[Any]) -> list[Any]:
 
 def _cost(numbers: Iterable[Number], cells: int) -> list[tuple[str, str]]:
     """(name, text) of each cost: sums over the rounds, their mean over the seeds."""
-    values: dict[tuple[str, str], list[float]] = {}
-    for number in numbers:
-        stage = "training" if number.stage == "train" else "evaluations"
-        values.setdefault((stage, number.metric), []).append(number.value)
+    stages = {True: "training", False: "evaluations"}
+    values = grouped(((stages[number.stage == "train"], number.metric), number.value) for number in numbers)
     means = {key: math.fsum(of_key) / cells for key, of_key in values.items()}
     cost = [(stage, duration(means[stage, "seconds"])) for stage in ("training", "evaluations")
             if (stage, "seconds") in means]  # fmt: skip

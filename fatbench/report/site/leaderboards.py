@@ -26,11 +26,13 @@ from fatbench.report.pairs import measured_numbers
 from fatbench.report.tables.entries import PUBLISHED, sheets
 from fatbench.report.tables.number_format import with_texts
 from fatbench.report.tables.sheet import Row, Sheet, any_number
+from fatbench.store.rows import grouped
 from fatbench.store.selection import Checkpoint
 from fatbench.suite import facts, format_call, standard_attacks, threats
 from fatbench.suite.cells import Cell, Plan, digest
 from fatbench.suite.files import Suite
 from fatbench.suite.folders import METHODS, OTHER, PAPERS, paper_of
+from fatbench.suite.tables import Table
 
 if TYPE_CHECKING:
     from fatbench.store.stages import Store
@@ -115,10 +117,7 @@ def boards(suite_plans: Sequence[Part], grids: Sequence[Sheet], store: Store, se
                 _give(headline, suite.name, plan, among)
     found_tasks.sort(key=lambda task: paper_order(next(iter(task.parts))))
     made = [board for task in found_tasks if (board := _board(task, grids, declared, store, select)) is not None]
-    by_title: dict[str, list[Board]] = {}
-    for board in made:
-        by_title.setdefault(board.title, []).append(board)
-    for same in by_title.values():  # told apart by their suites or preset
+    for same in grouped((board.title, board) for board in made).values():  # told apart by their suites or preset
         names = [(", ".join(board.task.parts), board.task.preset) for board in same]
         differing = [i for i in (0, 1) if len({name[i] for name in names}) > 1]
         for board, name in zip(same, names, strict=True):
@@ -166,9 +165,9 @@ def _privacy_sentence(board: Board) -> str:
     return f"{statement}, and {100 * share:.0f} % with {key['defence']} ({key['attacker']}){guesses}"
 
 
-def _table(task: Task) -> tuple[Suite, Plan] | None:
-    """All cells of a task as one suite with one table, in which every row is compared with every other; None: what the
-    suites' tables show is not what these cells have.
+def _table(task: Task) -> tuple[Table, Plan] | None:
+    """One table of all cells of a task, in which every row is compared with every other; None: what the suites' tables
+    show is not what these cells have.
     """
     known: dict[str, tuple[str, str]] = {}  # source -> heading, best
     for table in (table for suite, _ in task.parts.values() for table in suite.tables):
@@ -194,8 +193,7 @@ def _table(task: Task) -> tuple[Suite, Plan] | None:
         "best": {names[text]: known.get(text, ("", "max"))[1] for text in sources},
         "compare_across": [*table.rows],
     }
-    contents = suite.contents.model_copy(update={"tables": [table.model_copy(update=changed)]})
-    return replace(suite, contents=contents), plan
+    return table.model_copy(update=changed), plan
 
 
 def with_published(board: Sheet, grids: Sequence[Sheet]) -> Sheet:
@@ -221,10 +219,12 @@ def _board(
 
     Its rows are compared with the baselines of their suites; a headline that a suite declares answers it first.
     """
-    if (table := _table(task)) is None:
+    if (found := _table(task)) is None:
         return None
-    numbers = read(table[0].tables[0].values.values(), table[1], store, select)
-    boards = (_arranged(task, with_published(sheet, grids)) for sheet in sheets(*table, numbers, published=False))
+    table, combined_plan = found
+    numbers = read(table.values.values(), combined_plan, store, select)
+    made = sheets([table], combined_plan, numbers, published=False)
+    boards = (_arranged(task, with_published(sheet, grids)) for sheet in made)
     if (board := next(boards, None)) is None:
         return None
     if note := shown_runs.note(store, [id for _, id in board.grid.points]):
@@ -322,17 +322,14 @@ def _strongest_attackers(grid: Sheet, rows: Sequence[Row], task: Task) -> list[R
     of_threats = [(cell.key.get("attacker"), threats.of_cell(cell.spec).get("threat")) for cell in task.cells]
     metrics = [column.metric for column in grid.columns]
     ranked_by = [metrics.index(metric) for metric in ("identification", "psnr") if metric in metrics]
-    strongest: dict[tuple[tuple[str, str], ...], list[Row]] = {}
-    for row in rows:
-        if (row.key.get("attacker"), threats.BOUND) not in of_threats:
-            others = tuple((axis, label) for axis, label in row.key.items() if axis != "attacker")
-            strongest.setdefault(others, []).append(row)
+    attackers = [row for row in rows if (row.key.get("attacker"), threats.BOUND) not in of_threats]
+    by_others = grouped((tuple(one for one in row.key.items() if one[0] != "attacker"), row) for row in attackers)
 
     def identified(row: Row) -> list[float]:
         means = [row.values[0][position].mean for position in ranked_by]
         return [-1.0 if mean is None else mean for mean in means]
 
-    return [max(of_others, key=identified) for of_others in strongest.values()]
+    return [max(of_others, key=identified) for of_others in by_others.values()]
 
 
 def _strongest_column(grid: Sheet) -> int:

@@ -35,6 +35,7 @@ from fatbench.report.site.leaderboards import Board
 from fatbench.report.tables.number_format import rounded
 from fatbench.report.tables.sheet import Row, Sheet
 from fatbench.store.replicates import SIGN
+from fatbench.store.rows import grouped
 from fatbench.store.selection import PUBLISHED, WORDS, Checkpoint
 from fatbench.suite.cells import Plan
 from fatbench.suite.files import Suite
@@ -127,9 +128,8 @@ def site(
     say("index")
     boards = boards_of(parts, store, select) if len(parts) > 1 else boards
     overview = [_overview(board) for board in boards]
-    papers: dict[str, list[Part]] = {}
-    for part in sorted(parts, key=lambda part: leaderboards.paper_order(part.plan.suite)):
-        papers.setdefault(paper_of(part.plan.suite), []).append(part)
+    in_order = sorted(parts, key=lambda part: leaderboards.paper_order(part.plan.suite))
+    papers = grouped((paper_of(part.plan.suite), part) for part in in_order)
     planned_cells = {cell.id.partition(SIGN)[0] for part in parts for cell in part.plan.cells}
     measured = frozenset[str]().union(*(part.measured for part in parts))
     written["index.html"] = html.framed(  # last: what it links to is there before it

@@ -1,6 +1,6 @@
 """The tables of a suite: a row for each number of a seed (`numbers.long`), then a row for each printed number.
 
-    sheets(suite, plan, stored.read(sources, plan, store, "last"))
+    sheets(suite.tables, plan, stored.read(sources, plan, store, "last"))
 
 Nothing here imports torch.
 """
@@ -33,7 +33,6 @@ from fatbench.suite import confounders, cost, facts, model, plugins
 from fatbench.suite.cells import Cell, Plan
 from fatbench.suite.external_models import SUITE as EVALUATED
 from fatbench.suite.external_models import describe_model
-from fatbench.suite.files import Suite
 from fatbench.suite.tables import OVER, SERIES, Heading, Table
 
 PLACE = ("row", "group", "column", "planned")
@@ -44,7 +43,7 @@ IMAGES = ("all", "common")  # of each attack, or those that all attacks of a tab
 
 
 def sheets(
-    suite: Suite,
+    tables: Iterable[Table],
     plan: Plan,
     stored: Stored,
     *,
@@ -53,7 +52,7 @@ def sheets(
     digits: int = 2,
     images: str = "all",
 ) -> list[Sheet]:
-    """The tables of a suite in which the plan's cells have a row.
+    """The tables in which the plan's cells have a row.
 
     stored: what is stored of the plan's cells and of `evaluated`. evaluated: models that were not trained here; each
     has a row below those of the plan and is compared with none of them. published: whether the papers' numbers are
@@ -61,7 +60,7 @@ def sheets(
     grid that differ in an axis that the table does not name.
     """
     how: Any = {"digits": digits, "images": images}
-    made = (_sheet(plan, spread(table, plan), stored, published, evaluated, **how) for table in suite.tables)
+    made = (_sheet(plan, spread(table, plan), stored, published, evaluated, **how) for table in tables)
     return [sheet for sheet in made if sheet is not None]
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from fatbench.data import catalogue
 from fatbench.errors import NothingMatched
 from fatbench.store.replicates import SIGN
+from fatbench.store.rows import grouped
 from fatbench.store.stage_names import parsed
 from fatbench.suite import external_models, model, standard_attacks
 from fatbench.suite.cells import Cell, Evaluation, Plan
@@ -120,9 +121,8 @@ def _models(store: Store) -> list[Cell]:
     for (id, stage), row in store.stages(list(specs)).items():
         if stage != "train":
             rows[id].append(row)
-    groups: dict[tuple[str, ...], list[str]] = {}  # key of a row -> its cells
-    for id, spec in sorted(specs.items(), key=lambda item: (external_models.label(item[1]), item[0])):
-        groups.setdefault(_row(id, spec), []).append(id)
+    by_name = sorted(specs.items(), key=lambda item: (external_models.label(item[1]), item[0]))
+    groups = grouped((_row(id, spec), id) for id, spec in by_name)
     cells, used_names = [], set[str]()
     for ids in groups.values():
         text = external_models.label(specs[ids[0]])

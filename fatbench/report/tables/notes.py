@@ -22,6 +22,7 @@ from fatbench.report.tables import number_format
 from fatbench.report.tables.sheet import Column, Group, Sheet
 from fatbench.report.tables.significance import UNTESTED
 from fatbench.store.replicates import SIGN
+from fatbench.store.rows import grouped
 from fatbench.store.selection import WORDS
 from fatbench.suite import format_call
 from fatbench.suite.cells import Cell, Plan
@@ -112,9 +113,7 @@ def notes(
     of_stage = {stage: [quoted(one.heading) for one in columns if one.source.stage == stage] for stage in MEANINGS}
     priors = [quoted(one.heading) for one in columns if one.source.stage.startswith("prior")]
     verdicts = any(one.source.metric == "verdict" for one in columns)
-    reasons: dict[str, list[str]] = {}
-    for heading, reason in absent.items():
-        reasons.setdefault(reason, []).append(quoted(heading))
+    reasons = grouped((reason, quoted(heading)) for heading, reason in absent.items())
     found: list[tuple[str, Any]] = [
         ("suite", f"{plan.suite}, preset {plan.preset}. {plan.note}".removesuffix(". ") if trained_here else ""),
         ("tuning", plan.untuned and f"no row is tuned yet: {plan.untuned}"),
@@ -297,11 +296,8 @@ def share_notes(grids: Sequence[Sheet]) -> tuple[list[Sheet], list[tuple[str, st
 
     A fact that not all of them state names its tables: ("seeds (T1, T2)", "6, 7").
     """
-    tables: dict[tuple[str, str], list[str]] = {}  # note -> ids of the tables that have it
-    for grid in grids:
-        for note in dict.fromkeys(grid.notes):
-            if note[0] in OF_REPORT:
-                tables.setdefault(note, []).append(grid.id)
+    stated = ((note, grid.id) for grid in grids for note in dict.fromkeys(grid.notes) if note[0] in OF_REPORT)
+    tables = grouped(stated)  # note -> ids of the tables that have it
     common_notes = {note: ids for note, ids in tables.items() if len(ids) > 1}
     grids_without = [replace(grid, notes=[note for note in grid.notes if note not in common_notes]) for grid in grids]
     order = sorted(common_notes, key=lambda note: OF_REPORT.index(note[0]))
@@ -344,10 +340,7 @@ def _summary(paired: Sequence[tuple[Column, Difference]]) -> str:
 
 def _headings(pairs: Iterable[tuple[str, Column]], written: Callable[[str], str] = quoted) -> dict[str, list[str]]:
     """Text -> the headings of its columns."""
-    headings: dict[str, list[str]] = {}
-    for text, column in pairs:
-        headings.setdefault(text, []).append(written(column.heading))
-    return headings
+    return grouped((text, written(column.heading)) for text, column in pairs)
 
 
 def _shares(grid: Sheet) -> str:
@@ -472,10 +465,8 @@ def data_note(facts: table_facts.Facts, cells: Sequence[Cell], words: Mapping[st
         variants = [variant for variant, _ in files.get(name, [])] or [spec.get("variant") for spec in specs]
         text = CATALOGUE[name].title if name in CATALOGUE else name
         text += "".join(f", variant {v}: not the published files" for v in dict.fromkeys(variants) if v)
-        by_size: dict[str, list[str]] = {}  # "10000" -> headings
-        for (dataset, metric), sizes in facts.sizes.items():
-            if dataset == name:
-                by_size.setdefault(" and ".join(map(str, sizes)), []).append(words.get(metric, metric))
+        sizes = ((" and ".join(map(str, of)), at[1]) for at, of in facts.sizes.items() if at[0] == name)
+        by_size = grouped((size, words.get(metric, metric)) for size, metric in sizes)  # "10000" -> headings
         if len(by_size) == 1:
             text += f"; n = {next(iter(by_size))} test images"
         elif by_size:

@@ -19,6 +19,7 @@ from fatbench.errors import SpecError, did_you_mean
 from fatbench.report.contrasts import Difference
 from fatbench.report.numbers import table_facts
 from fatbench.report.numbers.sources import Source, in_words
+from fatbench.store.rows import grouped
 from fatbench.store.selection import PUBLISHED
 from fatbench.suite.cells import Plan
 from fatbench.suite.files import split_settings
@@ -235,13 +236,10 @@ def names_of(axes: Sequence[str], keys: Sequence[Key], left: Sequence[Key]) -> l
     Rows that several leading labels have alike are named once: "MNIST and SVHN: FAT; SFAT".
     """
     vary = [axis for axis in axes if len({key.get(axis, "") for key in keys}) > 1] or axes
-    last_labels: dict[str, list[str]] = {}  # "MNIST" -> "FAT", "SFAT"
-    for key in left:
-        *leading, last_label = (key.get(axis, "") for axis in vary)
-        last_labels.setdefault(", ".join(filter(None, leading)), []).append(last_label)
-    leading_by_last: dict[tuple[str, ...], list[str]] = {}  # ("FAT", "SFAT") -> "MNIST", "SVHN"
-    for text, labels in last_labels.items():
-        leading_by_last.setdefault(tuple(labels), []).append(text)
+    labels_of = [[key.get(axis, "") for axis in vary] for key in left]
+    # "MNIST" -> "FAT", "SFAT"; then ("FAT", "SFAT") -> "MNIST", "SVHN"
+    last_labels = grouped((", ".join(filter(None, leading)), last) for *leading, last in labels_of)
+    leading_by_last = grouped((tuple(labels), text) for text, labels in last_labels.items())
     names: list[str] = []
     for shared_labels, texts in leading_by_last.items():
         if len(texts) > 1 and len(shared_labels) > 1:
