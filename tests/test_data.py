@@ -102,6 +102,10 @@ def message(error: type[Exception], call: Callable[[], Any]) -> str:
     return found
 
 
+def damage(name: str, root: Path) -> str:
+    return message(common.DamagedData, lambda: DATASETS[name](root, variant="small"))
+
+
 # --- every member of the table ------------------------------------------------------------------------------------
 
 
@@ -141,18 +145,8 @@ def test_the_digits_are_cut_into_thirteen_writers_in_file_order() -> None:
 def test_the_same_files_give_the_same_fingerprint_and_one_pixel_another(name: str, tmp_path: Path) -> None:
     data = small(name, tmp_path)
     assert DATASETS[name](tmp_path, variant="again", **SMALL[name][1]).fingerprint == data.fingerprint
-    fields = {
-        field: getattr(data, field)
-        for field in (
-            "train_images",
-            "train_labels",
-            "test_images",
-            "test_labels",
-            "classes",
-            "writers",
-            "test_writers",
-        )
-    }
+    arrays = ("train_images", "train_labels", "test_images", "test_labels", "writers")
+    fields = {field: getattr(data, field) for field in (*arrays, "classes", "test_writers")}
     if name in ("celeba", "cinic10", "image_folder"):  # that of the files
         files = [file for file in tmp_path.rglob("*") if file.suffix in (".png", ".jpg")]
         for file in files:
@@ -165,7 +159,7 @@ def test_the_same_files_give_the_same_fingerprint_and_one_pixel_another(name: st
         return
     loaded = common.Loaded(where=tmp_path, **fields)
     assert common.fingerprint(loaded) == data.fingerprint
-    for field in ("train_images", "train_labels", "test_images", "test_labels", "writers"):
+    for field in arrays:
         if fields[field] is not None:
             fields[field].flat[-1] ^= 1
             assert common.fingerprint(loaded) != data.fingerprint
@@ -377,13 +371,11 @@ def test_labels_must_be_whole_numbers_of_a_class(tmp_path: Path) -> None:
     layouts.write_cifar10(tmp_path)
     batch = tmp_path / "cifar-10-batches-py" / "data_batch_1"
     batch.write_bytes(layouts.cifar_batch(layouts.pixels(2, 3072), [3, 10]))
-    found = message(common.DamagedData, lambda: DATASETS["cifar10"](tmp_path, variant="small"))
+    found = damage("cifar10", tmp_path)
     assert found == f"{batch.parent}: training labels run from 0 to 10, not 0 to 9"
     for labels in (["1", "2"], [0.5, 1.5], [[1], [2]], None):
         batch.write_bytes(pickle.dumps({"data": layouts.pixels(2, 3072), "labels": labels}, protocol=4))
-        assert "labels are not a list of integers" in message(
-            common.DamagedData, lambda: DATASETS["cifar10"](tmp_path, variant="small")
-        )
+        assert "labels are not a list of integers" in damage("cifar10", tmp_path)
 
 
 # --- archives -----------------------------------------------------------------------------------------------------
@@ -433,7 +425,7 @@ def test_an_archive_writes_nothing_but_the_files_of_the_set(tmp_path: Path) -> N
         tar.addfile(link)
         for name in ("data_batch_1", "data_batch_2", "data_batch_3", "data_batch_4", "data_batch_5"):
             layouts.tar_add(tar, f"cifar-10-batches-py/{name}", batch)
-    found = message(common.DamagedData, lambda: DATASETS["cifar10"](root, variant="small"))
+    found = damage("cifar10", root)
     folder = root / "cifar-10-batches-py"
     held = "holds data_batch_1, data_batch_2, data_batch_3, data_batch_4, data_batch_5"
     assert found == f"{folder / 'test_batch'} is missing; {folder} {held}"
@@ -449,14 +441,12 @@ def test_a_damaged_archive_leaves_nothing_behind(tmp_path: Path) -> None:
     whole = archive.read_bytes()
     for content in (whole[: len(whole) // 2], b"no archive", b"", gzip.compress(b"no tar")):
         archive.write_bytes(content)
-        found = message(common.DamagedData, lambda: DATASETS["cifar10"](tmp_path, variant="small"))
+        found = damage("cifar10", tmp_path)
         assert found.startswith(f"{archive} is truncated or damaged, not a tar archive (")
         assert [entry.name for entry in tmp_path.iterdir()] == [archive.name]
     with tarfile.open(archive, "w:gz") as tar:
         layouts.tar_add(tar, "readme", b"hello")
-    assert message(common.DamagedData, lambda: DATASETS["cifar10"](tmp_path, variant="small")) == (
-        f"{archive} has none of the files of CIFAR-10"
-    )
+    assert damage("cifar10", tmp_path) == (f"{archive} has none of the files of CIFAR-10")
 
 
 def test_a_root_that_cannot_be_written_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -532,7 +522,7 @@ def test_a_damaged_xz_file_is_named(tmp_path: Path) -> None:
     repack(raw, "xz")
     file = raw / "t10k-images-idx3-ubyte.xz"
     file.write_bytes(file.read_bytes()[:-20])
-    found = message(common.DamagedData, lambda: DATASETS["mnist"](tmp_path, variant="small"))
+    found = damage("mnist", tmp_path)
     assert found.startswith(f"{file} is truncated or damaged, not an xz file (")
 
 
@@ -600,7 +590,7 @@ def test_idx_files_that_are_not_what_their_header_says(content: bytes, problem: 
     layouts.write_mnist(tmp_path, packed=False)
     file = tmp_path / "MNIST" / "raw" / "train-images-idx3-ubyte"
     file.write_bytes(content)
-    found = message(common.DamagedData, lambda: DATASETS["mnist"](tmp_path, variant="small"))
+    found = damage("mnist", tmp_path)
     assert found.startswith(f"{file} is truncated or damaged, not an idx file (") and problem in found
 
 
@@ -608,17 +598,14 @@ def test_mnist_of_another_size_or_count_is_inconsistent(tmp_path: Path) -> None:
     layouts.write_mnist(tmp_path, packed=False)
     raw = tmp_path / "MNIST" / "raw"
     (raw / "t10k-images-idx3-ubyte").write_bytes(layouts.idx(layouts.pixels(20, 14, 14)))
-    found = message(common.DamagedData, lambda: DATASETS["mnist"](tmp_path, variant="small"))
+    found = damage("mnist", tmp_path)
     assert found == f"{raw}: test images have shape (1, 14, 14), (1, 28, 28) is published"
     (raw / "t10k-images-idx3-ubyte").write_bytes(layouts.idx(layouts.pixels(19, 28, 28)))
-    found = message(common.DamagedData, lambda: DATASETS["mnist"](tmp_path, variant="small"))
+    found = damage("mnist", tmp_path)
     assert found == f"{raw}: 19 test images, but 20 labels"
     (raw / "t10k-images-idx3-ubyte").write_bytes(layouts.idx(layouts.pixels(0, 28, 28)))
     (raw / "t10k-labels-idx1-ubyte").write_bytes(layouts.idx(layouts.pixels(0)))
-    assert (
-        message(common.DamagedData, lambda: DATASETS["mnist"](tmp_path, variant="small"))
-        == f"{raw} holds no test images"
-    )
+    assert damage("mnist", tmp_path) == f"{raw} holds no test images"
 
 
 @pytest.mark.parametrize("place", ["", "svhn", "SVHN"])
@@ -665,7 +652,7 @@ def test_other_mat_files_are_no_svhn(content: dict[str, Any], problem: str, tmp_
     layouts.write_svhn(tmp_path)
     file = tmp_path / "test_32x32.mat"
     scipy.io.savemat(file, content)
-    found = message(common.DamagedData, lambda: DATASETS["svhn"](tmp_path, variant="small"))
+    found = damage("svhn", tmp_path)
     assert found.startswith(f"{file} is truncated or damaged, not an SVHN .mat file (") and problem in found
 
 
@@ -784,15 +771,15 @@ def test_cinic10_counts_classes_and_sizes_are_checked(tmp_path: Path) -> None:
     assert found.startswith(f"{folder} holds 20 training and 20 test images, not the published 90,000 and 90,000; ")
     assert "180,000" in message(common.Differs, lambda: DATASETS["cinic10"](tmp_path, enlarge=True))
     layouts.save(folder / "train" / "cat" / "odd.png", (32, 30), (0, 0, 0))
-    found = message(common.DamagedData, lambda: DATASETS["cinic10"](tmp_path, variant="small"))
+    found = damage("cinic10", tmp_path)
     assert found.startswith(f"{folder / 'train' / 'cat' / 'odd.png'} is") and "32x30, not 32x32" in found
     (folder / "test" / "cow").mkdir()
-    found = message(common.DamagedData, lambda: DATASETS["cinic10"](tmp_path, variant="small"))
+    found = damage("cinic10", tmp_path)
     assert found == f"{folder / 'test' / 'cow'} is not a class of CINIC-10"
     (folder / "test" / "cow").rename(folder / "test" / "spare")
     (folder / "test" / "spare").rmdir()
     (folder / "test" / "dog").rename(tmp_path / "dog")
-    found = message(common.DamagedData, lambda: DATASETS["cinic10"](tmp_path, variant="small"))
+    found = damage("cinic10", tmp_path)
     assert found == f"{folder / 'test' / 'dog'} is missing"
 
 
