@@ -17,7 +17,7 @@ from fatbench.runner.jobs import Event, Job, Machine, Recovery
 from fatbench.runner.start import jobs_of
 from fatbench.runner.worker import work
 from fatbench.store.stages import Store
-from fatbench.suite import files
+from fatbench.suite import files, signatures, source_files
 
 SUITE = """
 name: crew
@@ -55,6 +55,18 @@ presets:
 tables:
   - {id: A, title: Crew, rows: [pace], values: {natural: natural}}
 """
+
+
+def forget_plugins() -> None:
+    """No plug-in is known or in memory any more, as in a new process."""
+    source_files.delete(*signatures.plugins())
+    signatures.drop_plugins(list(signatures.plugins()))
+
+
+def machine_of(place: Path, **recovery: Any) -> Machine:
+    """Database, files and data in one folder; every round is committed."""
+    how = Recovery(checkpoint_seconds=0.0, **recovery)
+    return Machine(str(place / "r.db"), str(place / "files"), str(place), recovery=how)
 
 
 def fork_server() -> Any:

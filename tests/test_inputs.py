@@ -10,11 +10,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from crew import machine_of
 from PIL import Image
 
 from fatbench.errors import MachineError
 from fatbench.runner import progress, provenance, start, versions
-from fatbench.runner.jobs import Event, Job, Machine, Recovery
+from fatbench.runner.jobs import Event, Job, Machine
 from fatbench.runner.worker import work
 from fatbench.store import inputs
 from fatbench.store.inputs import Inputs
@@ -122,12 +123,6 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def machine(place: Path, **more) -> Machine:
-    return Machine(
-        str(place / "r.db"), str(place / "files"), str(place), recovery=Recovery(checkpoint_seconds=0.0, **more)
-    )
-
-
 def job() -> Job:
     (one,) = start.jobs_of(files.load("own.yaml").plan())
     return one
@@ -136,7 +131,7 @@ def job() -> Job:
 def test_numbers_of_other_images_are_changed_as_soon_as_a_run_has_seen_them(place: Path) -> None:
     with Store.open(str(place / "r.db"), create=True) as store:
         store.record_data(start.check_data([job()], place))
-        assert work(job(), machine(place), store) == "done"
+        assert work(job(), machine_of(place), store) == "done"
         assert progress.states_of([job()], store) == {job().cell: "done"}
         write_data(place, shift=1)
         assert versions.changed([job()], store) == {}  # nobody has looked
@@ -149,8 +144,8 @@ def test_numbers_of_other_images_are_changed_as_soon_as_a_run_has_seen_them(plac
         assert row.status == "changed" and {reason.code for reason in row.changed["train"]} == {"data"}
         assert progress.cells_left(files.load("own.yaml").plan(), store)(row.cell)[0] == 1.0
         before = store.measurements()
-        assert work(job(), machine(place), store) == "interrupted" and store.measurements() == before
-        assert work(job(), machine(place, rerun_changed=True), store) == "done"
+        assert work(job(), machine_of(place), store) == "interrupted" and store.measurements() == before
+        assert work(job(), machine_of(place, rerun_changed=True), store) == "done"
         assert versions.changed([job()], store) == {} and store.measurements() != before
         write_data(place)  # as it was: the numbers of now are of the others
         store.record_data(start.check_data([job()], place))
@@ -159,19 +154,19 @@ def test_numbers_of_other_images_are_changed_as_soon_as_a_run_has_seen_them(plac
 
 def test_a_worker_with_other_images_does_not_go_on_with_what_is_done(place: Path) -> None:
     with Store.open(str(place / "r.db"), create=True) as store:
-        assert work(job(), machine(place), store, stop=lambda: True) == "interrupted"
+        assert work(job(), machine_of(place), store, stop=lambda: True) == "interrupted"
         write_data(place, shift=1)  # as on another machine: the driver has not seen it
-        assert work(job(), machine(place), store) == "failed"
+        assert work(job(), machine_of(place), store) == "failed"
         row = store.stages()[job().cell, "train"]
         assert row.round == 1 and "this machine has other images or labels [" in (row.error or "")
         write_data(place)
-        assert work(job(), machine(place, retry_failed=True), store) == "done"
+        assert work(job(), machine_of(place, retry_failed=True), store) == "done"
         write_data(place, shift=1)
         with store.database.writing() as connection:
             from fatbench.store.schema import STAGES
 
             connection.execute(STAGES.update().where(STAGES.c.stage != "train").values(status="interrupted", round=0))
-        assert work(job(), machine(place), store) == "failed"  # its model is of the other images
+        assert work(job(), machine_of(place), store) == "failed"  # its model is of the other images
 
 
 def test_a_worker_knows_that_the_model_its_cell_began_with_is_another(place: Path) -> None:
@@ -209,11 +204,11 @@ def test_an_unfinished_stage_is_begun_again_by_other_uncommitted_code(place: Pat
             now.update({"commit": "1" * 40, "dirty": False})
             if name == "the same changes":
                 now.update(edit)
-            assert work(job(), machine(place), store, stop=lambda: True) == "interrupted"
+            assert work(job(), machine_of(place), store, stop=lambda: True) == "interrupted"
             now.update(edit)
             provenance.produced_by.cache_clear()
             events: list[Event] = []
-            work(job(), machine(place), store, events.append)
+            work(job(), machine_of(place), store, events.append)
             begun[name] = next(event.round for event in events if event.kind == "start")
     provenance.produced_by.cache_clear()
     assert begun == {"another commit": 1, "the same changes": 1, "other changes": 0}
@@ -398,7 +393,7 @@ def test_a_run_of_its_own_is_no_reason(place: Path) -> None:
         run = store.claim(job().cell, "train", suite="own", total=2, provenance={"data": {"fingerprint": "a" * 64}})
         assert run is not None
         store.release(run)
-        assert work(job(), machine(place), store) == "done"
+        assert work(job(), machine_of(place), store) == "done"
 
 
 def test_weights_that_differ_end_the_stage_before_anything_is_written(place: Path) -> None:
@@ -409,7 +404,7 @@ def test_weights_that_differ_end_the_stage_before_anything_is_written(place: Pat
     from fatbench.runner.stage import demand_same_inputs
 
     with Store.open(str(place / "r.db"), create=True) as store:
-        assert work(job(), machine(place), store, stop=lambda: True) == "interrupted"
+        assert work(job(), machine_of(place), store, stop=lambda: True) == "interrupted"
         first = store.runs()[0]["id"]
         turn = Turn(job(), store, place, lambda event: None, lambda: False, Heartbeat())
         with store.database.writing() as connection:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from crew import ignore, never
+from crew import forget_plugins, ignore, never
 
 from fatbench.cli import app
 from fatbench.errors import SpecError
@@ -77,19 +77,14 @@ tables: [{id: A, title: A, rows: [method], values: {Natural: natural}}]
 OURS = "natural: natural, fgsm: {name: fgsm, eps: 8/255}"
 
 
-def delete() -> None:
-    source_files.delete(*signatures.plugins())
-    signatures.drop_plugins(list(signatures.plugins()))
-
-
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
-    delete()
+    forget_plugins()
     (tmp_path / "hostile.py").write_text(HOSTILE)
     yield tmp_path
-    delete()
+    forget_plugins()
 
 
 def jobs(place: Path, attacks: str = OURS) -> list[Job]:

@@ -13,11 +13,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from crew import forget_plugins
 
 from fatbench.cli import new, shipped
 from fatbench.report import build_tables, unlike
 from fatbench.store.stages import Store
-from fatbench.suite import calls, files, plugins, signatures, source_files
+from fatbench.suite import calls, files, plugins, signatures
 
 TUTORIAL = (Path(__file__).parent.parent / "docs" / "tutorial.md").read_text(encoding="utf-8")
 
@@ -29,8 +30,7 @@ def place(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", [*sys.path])
     signatures.drop_plugins(list(signatures.plugins()))
     yield tmp_path
-    source_files.delete(*signatures.plugins())
-    signatures.drop_plugins(list(signatures.plugins()))
+    forget_plugins()
 
 
 LABELS = {"method": "my_one", "aggregator": "my_one", "objective": "my_one", "adversary": "my_one"}
@@ -200,8 +200,7 @@ def test_a_plan_of_images_of_unknown_size_says_so_instead_of_no_bytes(place, run
     assert " uploaded and " in run("plan", "suite", "my_one.yaml", "--smoke")[1]
     text = (place / "my_one.py").read_text()
     (place / "my_one.py").write_text(text.replace(", side=8", ""))
-    source_files.delete(*signatures.plugins())
-    signatures.drop_plugins(list(signatures.plugins()))
+    forget_plugins()
     code, out, _ = run("plan", "suite", "my_one.yaml", "--smoke")
     assert code == 0 and "bytes uploaded, downloaded and on this disk: unknown" in out and "0 B" not in out
 

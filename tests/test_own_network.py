@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from crew import forget_plugins
 
 import fatbench
 from fatbench.errors import MachineError
@@ -18,7 +19,7 @@ from fatbench.runner.start import jobs_of
 from fatbench.runner.worker import work
 from fatbench.store import jsonl
 from fatbench.store.stages import Store
-from fatbench.suite import external_models, files, plugins, signatures, source_files
+from fatbench.suite import external_models, files, plugins
 
 NATURAL = external_models.evaluations([], "8/255", 10, 10)
 MODEL = """from torch import nn
@@ -48,16 +49,11 @@ tables:
 """
 
 
-def delete() -> None:
-    source_files.delete(*signatures.plugins())
-    signatures.drop_plugins(list(signatures.plugins()))
-
-
 @pytest.fixture
 def file(tmp_path, monkeypatch, forks):
     """The model file of a cell, in the working folder of its plug-in and its exported results."""
     monkeypatch.chdir(tmp_path)
-    delete()
+    forget_plugins()
     Path("mine.py").write_text(MODEL)
     Path("mine.yaml").write_text(SUITE)
     with Store.open("r.db", create=True) as store:
@@ -66,7 +62,7 @@ def file(tmp_path, monkeypatch, forks):
         assert work(job, machine, store) == "done"
         jsonl.export(store, "mine.jsonl")
     yield tmp_path / "files" / job.cell / "model-000001.safetensors"
-    delete()
+    forget_plugins()
 
 
 def loaded(file: Path) -> torch.nn.Module:

@@ -11,16 +11,16 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from crew import forget_plugins, machine_of
 
 from fatbench import settings
 from fatbench.errors import SpecError
 from fatbench.runner import progress, versions
-from fatbench.runner.jobs import Machine, Recovery
 from fatbench.runner.start import jobs_of
 from fatbench.runner.worker import work
 from fatbench.store import inputs, jsonl
 from fatbench.store.stages import Store
-from fatbench.suite import calls, cells, files, plugins, signatures, source_files
+from fatbench.suite import calls, cells, files, plugins, signatures
 
 AGGREGATOR = """from fatbench.engine.rounds import Mixing
 from helper import first
@@ -65,28 +65,23 @@ figures:
 """
 
 
-def delete() -> None:
-    source_files.delete(*signatures.plugins())
-    signatures.drop_plugins(list(signatures.plugins()))
-
-
 @pytest.fixture
 def place(tmp_path, monkeypatch, forks):
     """An empty working folder with the plug-in mine.py, its module helper.py and the suite mine.yaml."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setenv("COLUMNS", "300")
-    delete()
+    forget_plugins()
     for name, text in (("mine.py", AGGREGATOR), ("helper.py", HELPER), ("mine.yaml", SUITE)):
         (tmp_path / name).write_text(text)
     yield tmp_path
-    delete()
+    forget_plugins()
 
 
 @pytest.fixture
 def run(run):
     """Call the program in this process, with nothing loaded: (exit code, stdout, stderr)."""
-    return lambda *arguments: (delete(), run(*arguments))[1]
+    return lambda *arguments: (forget_plugins(), run(*arguments))[1]
 
 
 def sha(text: str) -> str:
@@ -365,12 +360,6 @@ def test_versions_are_the_same_wherever_the_file_is(place):
 # --- work of an older version -------------------------------------------------------------------------------------
 
 
-def machine(place: Path, **more) -> Machine:
-    return Machine(
-        str(place / "r.db"), str(place / "files"), str(place), recovery=Recovery(checkpoint_seconds=0.0, **more)
-    )
-
-
 def jobs() -> list:
     plugins.load()
     return jobs_of(files.load("mine.yaml").plan())
@@ -387,7 +376,7 @@ UNIFORM = "def first(n):\n    return [1 / n] * n\n"
 def test_edited_work_is_kept_until_it_is_asked_for_again(place):
     with Store.open(str(place / "r.db"), create=True) as store:
         for job in jobs():
-            assert work(job, machine(place), store) == "done"
+            assert work(job, machine_of(place), store) == "done"
         fedavg, mine = (job.cell for job in jobs())
         train = next(run for run in store.runs([mine]) if run["stage"] == "train")
         assert [record["names"] for record in train["plugins"]] == [["aggregator only"]]
@@ -410,11 +399,11 @@ def test_edited_work_is_kept_until_it_is_asked_for_again(place):
         assert progress.count(rows) == {"done": 1, "failed": 0, "running": 0, "todo": 0, "changed": 1}
 
         before = store.measurements()
-        assert [work(job, machine(place), store) for job in jobs()] == ["done", "interrupted"]
+        assert [work(job, machine_of(place), store) for job in jobs()] == ["done", "interrupted"]
         assert store.measurements() == before
 
         for job in jobs():
-            assert work(job, machine(place, rerun_changed=True), store) == "done"
+            assert work(job, machine_of(place, rerun_changed=True), store) == "done"
         assert weights_of(store, mine) == [0.5, 0.5]
         assert versions.changed(jobs(), store) == {}
         dropped = [run["stage"].split("-")[0] for run in store.runs() if run.get("dropped")]
@@ -428,14 +417,14 @@ def test_edited_work_is_kept_until_it_is_asked_for_again(place):
 def test_training_that_was_begun_is_not_gone_on_with_by_other_code(place):
     job = jobs()[1]
     with Store.open(str(place / "r.db"), create=True) as store:
-        assert work(job, machine(place), store, stop=lambda: True) == "interrupted"
+        assert work(job, machine_of(place), store, stop=lambda: True) == "interrupted"
         assert store.stages()[job.cell, "train"].round == 1
         (place / "helper.py").write_text(UNIFORM)
         again = jobs()[1]
         assert progress.states_of([again], store) == {job.cell: "changed"}
-        assert work(again, machine(place, retry_failed=True), store) == "interrupted"
+        assert work(again, machine_of(place, retry_failed=True), store) == "interrupted"
         assert store.stages()[job.cell, "train"].round == 1
-        assert work(again, machine(place, rerun_changed=True), store) == "done"
+        assert work(again, machine_of(place, rerun_changed=True), store) == "done"
         rows = [row for row in store.measurements([job.cell]) if row["metric"] == "weight"]
         assert [row["value"] for row in rows] == [0.5] * 4
         assert len({row["run"] for row in rows}) == 1
@@ -444,11 +433,11 @@ def test_training_that_was_begun_is_not_gone_on_with_by_other_code(place):
 def test_a_method_that_failed_before_its_first_round_is_simply_tried_again(place):
     (place / "helper.py").write_text("def first(n):\n    raise RuntimeError('not yet')\n")
     with Store.open(str(place / "r.db"), create=True) as store:
-        assert work(jobs()[1], machine(place), store) == "failed"
+        assert work(jobs()[1], machine_of(place), store) == "failed"
         (place / "helper.py").write_text(HELPER)
         again = jobs()[1]
         assert versions.changed([again], store) == {}
-        assert work(again, machine(place, retry_failed=True), store) == "done"
+        assert work(again, machine_of(place, retry_failed=True), store) == "done"
 
 
 def test_results_without_a_version_are_of_an_older_one(place):
@@ -545,7 +534,7 @@ def test_a_table_of_two_versions_says_so(place):
 
 def test_importing_keeps_the_version(place):
     with Store.open("a.db", create=True) as one, Store.open("b.db", create=True) as other:
-        assert work(jobs()[1], machine(place), one) == "done"
+        assert work(jobs()[1], machine_of(place), one) == "done"
         jsonl.export(one, "out.jsonl")
         jsonl.import_(other, "out.jsonl", identify=cells.identity)
         assert versions.changed(jobs(), other) == {}
@@ -784,7 +773,7 @@ def test_python_takes_plug_ins_as_the_commands_do(place, monkeypatch):
     (place / "fatbench.toml").write_text('plugin = ["mine.py"]\n')
     assert fatbench.plan("mine.yaml")["method"].tolist() == ["FedAvg", "Mine"]  # of the settings
     (place / "fatbench.toml").unlink()
-    delete()
+    forget_plugins()
     with pytest.raises(SpecError, match="no attack is named 'blank'"):
         fatbench.plan("mine.yaml")
     assert fatbench.plan("mine.yaml", plugins=["mine.py"])["method"].tolist() == ["FedAvg", "Mine"]

@@ -15,13 +15,13 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from crew import forget_plugins, machine_of
 
 from fatbench.runner import progress, stage, versions
-from fatbench.runner.jobs import Machine, Recovery
 from fatbench.runner.start import jobs_of
 from fatbench.runner.worker import work
 from fatbench.store.stages import Store
-from fatbench.suite import files, plugin_reads, plugins, signatures, source_files
+from fatbench.suite import files, plugin_reads, plugins, signatures
 from fatbench.suite.entry import AggregatorEntry
 
 AGGREGATOR = """import importlib
@@ -84,8 +84,7 @@ READ |= {"variable NONE", "data.h5"}
 
 
 def delete() -> None:
-    source_files.delete(*signatures.plugins())
-    signatures.drop_plugins(list(signatures.plugins()))
+    forget_plugins()
     plugin_reads._reads.clear(), plugin_reads._importer.clear()
     for name in [name for name in sys.modules if name.partition(".")[0] in ("mylab", "late", "helper")]:
         del sys.modules[name]
@@ -110,12 +109,6 @@ def place(tmp_path, monkeypatch, forks):
     delete()
 
 
-def machine(place: Path, **more) -> Machine:
-    return Machine(
-        str(place / "r.db"), str(place / "files"), str(place), recovery=Recovery(checkpoint_seconds=0.0, **more)
-    )
-
-
 def job():
     plugins.load()
     return jobs_of(files.load("mine.yaml").plan())[0]
@@ -132,7 +125,7 @@ def changed_files(read: dict[str, str], plugin_files) -> list[str]:
 def test_what_was_read_is_stored_and_decides(place, monkeypatch):
     monkeypatch.setenv("FIRST", "0.125")
     with Store.open(str(place / "r.db"), create=True) as store:
-        assert work(job(), machine(place), store) == "done"
+        assert work(job(), machine_of(place), store) == "done"
         read = read_by(store, "train")
         assert set(read) == {f"{name} of mine.py" for name in READ}
         assert read["maybe.json of mine.py"] == ""
@@ -169,12 +162,12 @@ def test_what_is_elsewhere_and_not_here_is_unknown(place):
 def test_what_was_begun_is_not_gone_on_with_after_an_edit_of_what_it_read(place):
     with Store.open(str(place / "r.db"), create=True) as store:
         first = job()
-        assert work(first, machine(place), store, stop=lambda: True) == "interrupted"
+        assert work(first, machine_of(place), store, stop=lambda: True) == "interrupted"
         assert store.stages()[first.cell, "train"].round == 1
         (place / "cfg.json").write_text('{"first": 0.5}')
-        assert work(job(), machine(place), store) == "interrupted"
+        assert work(job(), machine_of(place), store) == "interrupted"
         delete()  # as in another process
-        assert work(job(), machine(place, rerun_changed=True), store) == "done"
+        assert work(job(), machine_of(place, rerun_changed=True), store) == "done"
         rows = [row for row in store.measurements() if row["metric"] == "weight"]
         assert [row["value"] for row in rows] == [0.5] * 4
         assert versions.changed([job()], store) == {}
@@ -183,7 +176,7 @@ def test_what_was_begun_is_not_gone_on_with_after_an_edit_of_what_it_read(place)
 def test_a_run_that_goes_on_keeps_what_the_one_before_it_has_read(place):
     with Store.open(str(place / "r.db"), create=True) as store:
         first = job()
-        assert work(first, machine(place), store, stop=lambda: True) == "interrupted"
+        assert work(first, machine_of(place), store, stop=lambda: True) == "interrupted"
         delete()  # as in another process, which need not read all of it again
         reader = stage.Reader(store, -1, job(), "train")
         assert set(reader.earlier) == {f"{name} of mine.py" for name in READ}
@@ -197,7 +190,7 @@ def test_a_function_of_a_helper_reads_for_its_plug_in(place):
     )
     (place / "mine.py").write_text("import mylab\nfrom helper import only\nAGGREGATORS = {'only': only}\n")
     with Store.open(str(place / "r.db"), create=True) as store:
-        assert work(job(), machine(place), store) == "done"
+        assert work(job(), machine_of(place), store) == "done"
         read = read_by(store, "train")
         assert set(read) == {f"{name} of mine.py" for name in ("cfg.json", "../lib/mylab/__init__.py")}
         plugin_reads.recorded(plugins.used(job().spec))
@@ -209,7 +202,7 @@ def test_a_function_of_a_helper_reads_for_its_plug_in(place):
 def test_a_cell_without_a_plug_in_has_read_nothing(place):
     (place / "mine.yaml").write_text(SUITE.replace("aggregator: only", "aggregator: samples"))
     with Store.open(str(place / "r.db"), create=True) as store:
-        assert work(job(), machine(place), store) == "done"
+        assert work(job(), machine_of(place), store) == "done"
         assert all("read" not in run for run in store.runs())
 
 
@@ -253,7 +246,7 @@ def test_an_installed_package_counts_with_its_version_and_its_files(place, monke
         "AGGREGATORS = {'only': only}\n"
     )
     with Store.open(str(place / "r.db"), create=True) as store:
-        assert work(job(), machine(place), store) == "done"
+        assert work(job(), machine_of(place), store) == "done"
         read = read_by(store, "train")
         assert set(read) == {"package labtools of mine.py", "site-packages/bare.py of mine.py"}
         assert read["package labtools of mine.py"].startswith("1.0+")

@@ -20,6 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from crew import forget_plugins
 
 import fatbench
 from fatbench.errors import SpecError
@@ -31,7 +32,7 @@ from fatbench.runner.worker import work
 from fatbench.store.numbers import remove
 from fatbench.store.schema import OUTCOME_CHUNKS, ROUND_METRICS, STAGES
 from fatbench.store.stages import Store
-from fatbench.suite import files, plugins, signatures, source_files
+from fatbench.suite import files, plugins, signatures
 
 MATRIX = {  # judged on -> computed on -> which of the images a, b, c, d are classified right
     "Left": {"Left": "0110", "Right": "1111", "Both": "0110"},
@@ -126,22 +127,17 @@ figures:
 """
 
 
-def delete() -> None:
-    source_files.delete(*signatures.plugins())
-    signatures.drop_plugins(list(signatures.plugins()))
-
-
 @pytest.fixture
 def place(tmp_path, monkeypatch):
     """An empty working folder with the suite moved.yaml and its plug-in."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setenv("COLUMNS", "200")
-    delete()
+    forget_plugins()
     (tmp_path / "looking.py").write_text(PLUGIN)
     (tmp_path / "moved.yaml").write_text(SUITE)
     yield tmp_path
-    delete()
+    forget_plugins()
 
 
 def machine(folder: Path, **more) -> Machine:
@@ -275,7 +271,7 @@ def test_a_stage_goes_on_where_it_was_stopped_and_begins_again_for_another_model
 @pytest.mark.slow
 def test_the_command_comes_back_to_what_waits_and_says_what_still_does(place, run, forks):
     def said(*arguments: str) -> tuple[int, str]:
-        delete()
+        forget_plugins()
         code, out, err = run(*arguments)
         return code, out + err
 
