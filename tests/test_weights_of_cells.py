@@ -167,7 +167,7 @@ def test_a_damaged_or_missing_model_is_never_used(place: Path) -> None:
         ("suite: first.yaml, ", "", r"second.yaml:8: suite: weights: 'suite' is missing"),
         ("rate: fast, ", "rate: fat, ", r"axis 'rate' has no label 'fat' \(did you mean 'fast'\?\)"),
         ("rate: fast, ", "rat: fast, ", r"no axis is named 'rat' \(did you mean 'rate'\?\)"),
-        ("rate: fast, ", "", r"preset 'paper' of 'first.yaml' has 2 cells, not one with head CLS \(add rate\)"),
+        ("rate: fast, ", "", r"preset 'paper' of 'first' has 2 cells, not one with head CLS \(add rate\)"),
         (
             "rate: own, head: CLS",
             "rate: again, head: CLS",
