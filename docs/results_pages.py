@@ -57,7 +57,7 @@ ROWS = {  # the first words of a suite's name -> the file of its rows, and the p
     "fat-transformers": ("fat-transformers-trained-jpeg75-cpu", "cpu"),
     "fat-baselines": ("fat-baselines-cpu", "cpu"),
     "fat-bounds": ("fat-bounds-fmnist25", "fmnist25"),
-    "fat-personal": ("fat-personal-cpu", "cpu"),
+    "fat-personal": ("fat-personal-five", "five"),
     "fat-variance": ("fat-variance-fmnist25", "fmnist25"),
     "fat-byzantine": ("fat-byzantine-cpu", "cpu"),
     "fedaux-imagenet": ("fedaux-imagenet-jpeg75-cpu", "cpu"),
