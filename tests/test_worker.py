@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -64,6 +65,26 @@ def test_what_is_not_trained_is_not_attacked(machine, store, monkeypatch) -> Non
 
     monkeypatch.setattr(worker, "train", train)
     assert worker.work(JOB, machine, store) == "waiting"
+
+
+def test_the_log_of_a_cell_is_its_thread_s_and_a_full_disk_ends_nothing(machine, store, monkeypatch, capfd) -> None:
+    def train(turn: Turn, there: Machine) -> str:
+        worker.log.info("küche")
+        thread = threading.Thread(target=worker.log.info, args=("of another",))
+        thread.start()
+        thread.join()
+        (handler,) = of_file()
+        stream, handler.stream = handler.stream, SimpleNamespace(write=None)
+        worker.log.info("lost")
+        handler.stream = stream
+        return "waiting"
+
+    monkeypatch.setattr(worker, "train", train)
+    monkeypatch.setattr(worker.log, "disabled", True)
+    assert worker.work(JOB, machine, store) == "waiting"
+    lines = Path(machine.files, JOB.cell, "log.txt").read_text(encoding="utf-8").splitlines()
+    assert [line.split(" ", 2)[2] for line in lines] == ["INFO küche"]
+    assert capfd.readouterr() == ("", "")
 
 
 def test_what_a_cell_was_begun_with_is_kept_wherever_it_is_resumed(machine, store, monkeypatch) -> None:
