@@ -173,7 +173,8 @@ class Transferred:
     features: Tensor | None  # (N, c, h, w); None if they are recomputed when they are read
     feature_bytes: int  # of one example, as sent
     read: Callable[[Rows], Tensor]  # features (b, c, h, w) float32
-    crossed: int  # rows that were sent, with those of clients that the server leaves out
+    rows_sent: int  # with those of clients that the server leaves out
+    judged: int = 0  # rows that the server passed once to choose clients
     poisoned: int | None = None  # rows that malicious clients have changed; None: they change no rows
 
 
@@ -263,16 +264,24 @@ def without_outliers(problem: Problem, model: Tensors, sent: Transferred, batch:
     above = means - means.median()
     too_high = (above > 3 * above.abs().median()).tolist()
     kept = [k for k, is_far in zip(sent.owned, too_high, strict=True) if not is_far]
+    judged = replace(sent, judged=len(sent.ids))
+    if len(kept) == len(sent.owned):
+        return judged
     rows = torch.cat([torch.arange(len(sent.ids))[sent.owned[k]] for k in kept])
     on_device = rows.to(problem.device)
+    features = None if sent.features is None else sent.features[on_device]
+
+    def read(some: Rows) -> Tensor:
+        return sent.read(Rows(rows[some.host], on_device[some.device]))
+
     return replace(
-        sent,
+        judged,
         ids=sent.ids[rows.to(sent.ids.device)],
         owned=_consecutive({k: sent.owned[k].stop - sent.owned[k].start for k in kept}),
         logits=sent.logits[on_device],
         labels=sent.labels[rows.to(sent.labels.device)],
-        features=None if sent.features is None else sent.features[on_device],
-        read=lambda some: sent.read(Rows(rows[some.host], on_device[some.device])),
+        features=features,
+        read=read if features is None else _stored_features(features),
     )
 
 
@@ -431,13 +440,7 @@ def uploads(transferred: Transferred, **answers: Tensor) -> dict[int, Tensors]:
 
 
 def server_work(
-    losses: Sequence[Tensor],
-    steps: int,
-    transferred: Transferred,
-    epochs: int,
-    clean: bool,
-    attack_passes: int,
-    server_filter: Filter,
+    losses: Sequence[Tensor], steps: int, transferred: Transferred, epochs: int, clean: bool, attack_passes: int
 ) -> Metrics:
     """The metrics of the server's work in a round; `losses` are sums over the batches of its last epoch.
 
@@ -447,9 +450,7 @@ def server_work(
     return {
         "server_loss": float(torch.stack(list(losses)).double().sum()) / examples,
         "server_steps": float(steps),
-        "server_forward": float(
-            examples * (epochs + clean) + transferred.crossed * (server_filter != "none") + attack_passes
-        ),
+        "server_forward": float(examples * (epochs + clean) + transferred.judged + attack_passes),
         "server_backward": float(examples * epochs + attack_passes),
         **({} if poisoned is None else {"poisoned": float(poisoned)}),
     }
@@ -476,5 +477,5 @@ def wire(
     bytes_up = sum(t.numel() * t.element_size() for client_extra in extra.values() for t in client_extra.values())
     if transferred.features is None:
         bytes_up += transferred.feature_bytes * len(transferred.ids)
-    bytes_up = bytes_up // len(transferred.ids) * transferred.crossed  # every row is as long
+    bytes_up = bytes_up // len(transferred.ids) * transferred.rows_sent  # every row is as long
     return bytes_up + inputs.up, logits_down.numel() * logits_down.element_size() + inputs.down

@@ -149,9 +149,7 @@ def fedvkd(
                 bytes_down,
             ),
             own=edges,
-            metrics=server_work(
-                losses, steps, transferred, server.epochs, server_logits == "clean", inputs.images, server_filter
-            ),
+            metrics=server_work(losses, steps, transferred, server.epochs, server_logits == "clean", inputs.images),
         )
         state = next_state
         del transferred, extra, inputs  # frees the features before the next round computes its own
