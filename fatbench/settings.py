@@ -11,7 +11,7 @@ import os
 import re
 import sys
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, Literal, get_args, overload
@@ -74,6 +74,12 @@ def _pair(text: str) -> tuple[str, object]:
 def of_variant(variant: str, preset: str) -> str:
     """The preset in a variant of a suite: "jpeg75-cpu", and "jpeg75" of `paper`; the preset itself without one."""
     return "-".join(filter(None, (variant, "" if variant and preset == "paper" else preset)))
+
+
+def in_variant(name: str, variants: Collection[str]) -> tuple[str, str]:
+    """(variant, preset in it) of a preset's name, as `of_variant` made it: ("jpeg75", "cpu"); ("", "cpu") in none."""
+    variant, _, preset = name.partition("-")
+    return (variant, preset or "paper") if variant in variants else ("", name)
 
 
 def setting(key: str, flag: object = None) -> str | None:

@@ -65,7 +65,9 @@ def offers(on: str | None, preset: str | None, say: Callable[[str], None], other
             say(f"estimating {name}")
             try:
                 suite = files.load(name)
-                published = [name for name in suite.presets() if name.partition("-")[0] not in suite.contents.variants]
+                published = [
+                    name for name in suite.presets() if not settings.in_variant(name, suite.contents.variants)[0]
+                ]
                 usual = [name for name in published if (name != "smoke" if on is None else name in ESTIMATED)]
                 asked = usual if preset is None else [name for name in published if name == preset]
                 plans = [suite.plan(preset_name) for preset_name in asked]

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from fatbench.errors import SpecError, did_you_mean
-from fatbench.settings import IN_VARIANT, of_variant
+from fatbench.settings import IN_VARIANT, in_variant, of_variant
 from fatbench.suite import asked, language, model, plugins, signatures, trees, tuning
 from fatbench.suite.cells import Plan
 from fatbench.suite.declared_contrasts import Tests
@@ -79,12 +79,13 @@ class Suite:
     def presets(self) -> list[str]:
         """The names of the presets; SpecError if all together have too many cells."""
         language.demand_few(language.most_cells(self.contents), f"{self.file}: all presets together")
-        return [name for name in self.contents.presets if name.startswith(self.variant)]
+        variants = [self.variant] if self.variant else []
+        return [name for name in self.contents.presets if in_variant(name, variants)[0] == self.variant]
 
     def preset(self, name: str) -> str:
         """The preset of this name in the variant of the suite."""
-        in_variant = of_variant(self.variant, name)
-        return in_variant if in_variant in self.contents.presets else name
+        own = of_variant(self.variant, name)
+        return own if own in self.contents.presets else name
 
     def axes(self) -> dict[str, list[str]]:
         return {axis: list(labels) for axis, labels in self.contents.axes.items()}
@@ -300,13 +301,16 @@ def _by_variant(tree: Tree) -> dict[str, Tree]:
     variants, presets = tree.get("variants"), tree.get("presets")
     if not (isinstance(variants, dict) and isinstance(presets, dict)):
         return {"": tree}
-    parts = {name: name.partition("-") for name in presets}
-    plain = {name: preset for name, preset in presets.items() if parts[name][0] not in variants}
-    result = {"": {**tree, "variants": {}, "presets": plain}}
-    for variant, settings in variants.items():
-        own = {parts[name][2] or "paper": preset for name, preset in presets.items() if parts[name][0] == variant}
-        result[variant] = {**result[""], "base": merge(tree.get("base"), settings), "presets": merge(plain, own)}
-    return result
+    named: dict[str, Tree] = {"": {}, **{variant: {} for variant in variants}}
+    for name, preset in presets.items():
+        variant, plain = in_variant(name, variants)
+        named[variant][plain] = preset
+    bare = {**tree, "variants": {}, "presets": named[""]}
+    of_variants = {
+        variant: {**bare, "base": merge(tree.get("base"), settings), "presets": merge(named[""], named[variant])}
+        for variant, settings in variants.items()
+    }
+    return {"": bare, **of_variants}
 
 
 def _extended(parent: Tree, child: Tree) -> tuple[Tree, int]:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from fatbench.errors import SpecError, did_you_mean
+from fatbench.settings import in_variant
 from fatbench.suite import (
     calls,
     cells,
@@ -144,7 +145,7 @@ class Expansion:
         self.suite, self.contents, self.name, self.preset = suite, contents, preset, contents.presets[preset]
         self.attacks, self.refuse, self.below = external_models.described(attacks), refuse, below
         of_preset: Keys = ("presets", preset)
-        variant = preset.partition("-")[0]
+        variant, _ = in_variant(preset, contents.variants)
         of_variant: Layer = ("variants", variant), contents.variants.get(variant, {})
         self.base: list[Layer] = [(("base",), contents.base), of_variant, ((*of_preset, "base"), self.preset.base)]
         # a preset's word comes after the grid's: the last override of a setting holds
