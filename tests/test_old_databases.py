@@ -8,13 +8,14 @@ import sqlite3
 from pathlib import Path
 
 import pytest
+from sqlalchemy import insert, select, update
 
 from fatbench import api
 from fatbench.errors import DatabaseError, FatbenchError, SpecError
 from fatbench.store import integrity
-from fatbench.store.cell_records import read
+from fatbench.store.cell_records import read, seal
 from fatbench.store.document import digest
-from fatbench.store.schema import SCHEMA
+from fatbench.store.schema import POINTS, RUNS, SCHEMA, STAGES, VALUES, VERSION
 from fatbench.store.stages import Store
 
 FOLDER = Path(__file__).parent / "old_databases"
@@ -62,6 +63,34 @@ def test_an_older_database_is_taken_over(number: str, tmp_path: Path, monkeypatc
     assert (tmp_path / "new-files" / CELL / "last.safetensors").read_text() == CELL
     with pytest.raises(SpecError, match="is not empty: models of"):
         api.take_in([file], str(new), None)
+
+
+@pytest.mark.parametrize("edited", [False, True])
+def test_suites_that_became_presets_have_their_names_of_today(edited: bool, tmp_path: Path) -> None:
+    """The digests are of today's names; what was edited before is still seen, and no point is there twice."""
+    file, new = old(tmp_path, SCHEMA), tmp_path / "new.db"
+    with Store.open(str(file)) as store, store.database.writing() as connection:
+        connection.execute(update(RUNS).values(suite="sfat-audit-jpeg75+train=60", preset="paper"))
+        point = connection.execute(select(POINTS)).one()._asdict()
+        connection.execute(update(POINTS).values(suite="sfat-audit-jpeg75", preset="cpu"))
+        connection.execute(insert(POINTS).values({**point, "suite": "sfat-audit", "preset": "jpeg75-cpu"}))
+        for cell, stage in connection.execute(select(STAGES.c.cell, STAGES.c.stage)).all():
+            seal(connection, cell, stage)
+        if edited:
+            connection.execute(update(VALUES).values(value=0.5))
+        connection.execute(update(VERSION).values(version_num="0008"))
+    api.take_in([file], str(new), None)
+    with Store.open(str(new)) as store:
+        runs = store.runs()
+        assert {(run["suite"], run["preset"]) for run in runs} == {("sfat-audit+train=60", "jpeg75")}
+        with store.database.reading() as connection:
+            points = connection.execute(select(POINTS.c.suite, POINTS.c.preset)).all()
+    assert points == [("sfat-audit", "jpeg75-cpu")]
+    if edited:
+        with pytest.raises(DatabaseError, match="digest"):
+            integrity.check(str(new))
+    else:
+        assert "intact" in integrity.check(str(new))
 
 
 @pytest.mark.parametrize(

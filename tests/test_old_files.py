@@ -7,12 +7,11 @@ from pathlib import Path
 
 import pytest
 import result_files
-from sqlalchemy import update
 
-from fatbench.store import jsonl
+from fatbench import packed
+from fatbench.store import jsonl, old_files
 from fatbench.store.document import Cell, ExchangeError, as_line, document, sealed
 from fatbench.store.old_files import UNVERIFIED
-from fatbench.store.schema import POINTS, RUNS
 from fatbench.store.stages import Store
 from fatbench.suite.asked import contradiction, identity
 
@@ -25,6 +24,7 @@ FILES = {  # name: (cell today, whether it has digests)
     "24-november": ("77d1f3eb18a9", True),
     "26-november": ("658cbcee5f0b", True),
     "27-november": ("8d40d20cb5d5", True),
+    "28-november": ("cce98326b6ea", True),
 }
 
 
@@ -72,20 +72,17 @@ def test_names_of_before_are_those_of_today() -> None:
     assert run.commit is None and run.dirty is None and (run.versions or {})["fatbench"] == "0.1.0"
 
 
-def test_suites_that_became_presets_are_named_as_today(tmp_path: Path) -> None:
-    """In a file and in a database; the digests are of today's names."""
-    with Store.open(str(tmp_path / "a.db"), create=True) as store:
-        jsonl.import_(store, result_files.committed("sfat-fp32-cpu"), identify=identity, contradiction=contradiction)
-        assert store.count_trainings() == {("sfat-audit", "jpeg75-cpu", "done"): 5}
-        assert {(run["suite"], run["preset"]) for run in store.runs([*store.cells()])} == {("sfat-audit", "jpeg75-cpu")}
-        jsonl.export(store, tmp_path / "today.jsonl")
-        assert "sfat-audit-jpeg75" not in (tmp_path / "today.jsonl").read_text()
-        again = jsonl.import_(store, tmp_path / "today.jsonl", identify=identity, contradiction=contradiction)
-        assert not any(again[key] for key in ("new cells", "new stages", "new numbers", "new replicates"))
-        with store.database.writing() as connection:
-            for table in (RUNS, POINTS):
-                connection.execute(update(table).values(suite="sfat-audit-jpeg75", preset="cpu"))
-        assert store.count_trainings() == {("sfat-audit", "jpeg75-cpu", "done"): 5}
+def test_suites_that_became_presets_are_named_as_today() -> None:
+    line = result_files.lines(file("28-november"))[1]
+    assert '"preset":"cpu"' in line and '"suite":"sfat-audit-jpeg75"' in line
+    cell = of("28-november")
+    assert {(one.suite, one.preset) for one in (*cell.runs, *cell.points)} == {("sfat-audit", "jpeg75-cpu")}
+
+
+def test_committed_results_have_names_of_today() -> None:
+    """Nothing of them is translated, so an import reads each line once."""
+    for results in packed.results_in(result_files.RESULTS):
+        assert not any(old_files.is_old(line, 2) for line in result_files.lines(results)[1:]), results
 
 
 def test_a_digest_is_compared_before_anything_is_translated() -> None:

@@ -7,6 +7,7 @@ From 0005 on the tables of cells, runs, stages, numbers and outcomes are the sam
 | 0005 | 25 November 2026 | the tables of points, doubts and data that was seen, all empty; views |
 | 0006 | 26 November | the tables of points and doubts, both empty; views |
 | 0007 | 26 November | a column of points: all are current until the suites are compared; views |
+| 0008 | 29 November | views; in each of them, the suites and presets have their names of today |
 """
 
 from __future__ import annotations
@@ -20,13 +21,16 @@ from contextlib import closing, suppress
 from pathlib import Path
 from urllib.parse import quote
 
-from sqlalchemy import Connection, create_engine
+from sqlalchemy import Connection, create_engine, delete, select, update
 from sqlalchemy.pool import NullPool
 
 from fatbench import whole_file
-from fatbench.errors import DatabaseError, MachineError, SpecError
+from fatbench.errors import DatabaseError, FatbenchError, MachineError, SpecError
+from fatbench.store import cell_records
 from fatbench.store.cleanup import FOLDER
-from fatbench.store.schema import METADATA, SCHEMA, TAKEN_OVER, VIEWS
+from fatbench.store.document import digest
+from fatbench.store.old_files import current_names
+from fatbench.store.schema import METADATA, POINTS, RUNS, SCHEMA, TAKEN_OVER, VIEWS
 
 SCHEMAS = (*TAKEN_OVER, SCHEMA)
 
@@ -89,7 +93,36 @@ def _upgrade(connection: Connection, number: str) -> None:
     METADATA.create_all(connection)
     for sql in VIEWS["sqlite"]:
         connection.execution_options(no_parameters=True).exec_driver_sql(sql)
+    _rename(connection)
     connection.exec_driver_sql("UPDATE fatbench_version SET version_num = ?", (SCHEMA,))
+
+
+def _rename(connection: Connection) -> None:
+    """Give suites and presets their names of today, and seal with them the stages that were intact."""
+    intact = set[tuple[str, str]]()
+    for table in (RUNS, POINTS):
+        for suite, preset in connection.execute(select(table.c.suite, table.c.preset).distinct()).all():
+            current = current_names(suite, preset)
+            if current["suite"] == suite:
+                continue
+            former = (table.c.suite == suite) & table.c.preset.is_not_distinct_from(preset)
+            if table is RUNS:
+                for id in connection.scalars(select(RUNS.c.cell).where(former).distinct()).all():
+                    intact |= {(id, stage) for stage in _intact_stages(connection, id)}
+            # a point that has its name of today already is there twice
+            connection.execute(update(table).prefix_with("OR IGNORE").where(former).values(**current))
+            connection.execute(delete(table).where(former))
+    for id, stage in intact:
+        cell_records.seal(connection, id, stage)
+
+
+def _intact_stages(connection: Connection, id: str) -> list[str]:
+    """The finished stages of a cell that are as they were written; none of a cell that cannot be read."""
+    try:
+        (cell,) = cell_records.read(connection, [id])
+    except (FatbenchError, ArithmeticError, LookupError, TypeError, ValueError):
+        return []
+    return [one.stage for one in cell.stages if one.status == "done" and one.digest == digest(cell, one)]
 
 
 def link_files(folder: Path, target: Path) -> int:

@@ -6,7 +6,7 @@
 | 22 to 23 November | other names of settings and metrics, as in the tables below |
 | 23 November | today's names, no digests |
 | 24 to 27 November | a row for each number (schema_version 1); doubts are sentences; images and batch are unknown |
-| before 29 November | suites in a variant have names of their own |
+| before 29 November | suites in a variant have names of their own, see `current_names` |
 
 All are read for ever. A digest is compared with what the file says before anything is translated. A stage without one
 is marked by a number, "doubt_unverified": nobody can know whether it was edited.
@@ -21,7 +21,7 @@ from typing import Any
 from fatbench.errors import FatbenchError
 from fatbench.settings import IN_VARIANT, PRECISIONS, of_variant
 from fatbench.store import doubt_names
-from fatbench.store.document import Cell, ExchangeError, Numbers, PointLine, Run, Stage, blocks_of, document, sealed
+from fatbench.store.document import Cell, ExchangeError, Numbers, Run, Stage, blocks_of, document, sealed
 from fatbench.store.problems import Identify
 from fatbench.store.stage_names import parsed
 
@@ -63,7 +63,7 @@ def translated(cell: Cell, version: int, identify: Identify | None, location: st
         **dict(cell),
         "cell": cell.cell if spec == cell.spec or identify is None else identify(spec),
         "spec": spec,
-        "points": [point.model_dump() | _current(point) for point in cell.points],
+        "points": [point.model_dump() | current_names(point.suite, point.preset) for point in cell.points],
         "runs": [_run(run, names) for run in cell.runs],
         "stages": [_stage(stage, cell, version, names) for stage in cell.stages],
     }
@@ -96,14 +96,15 @@ class Names:
         return METRICS.get(metric, metric) if self.are_old else metric
 
 
-def _current(one: Run | PointLine) -> dict[str, str | None]:
-    name, plus, overrides = one.suite.partition("+")
-    suite, variant = IN_VARIANT.get(name, (name, ""))
-    return {"suite": f"{suite}{plus}{overrides}", "preset": one.preset and of_variant(variant, one.preset)}
+def current_names(suite: str, preset: str | None) -> dict[str, str | None]:
+    """The suite and preset of today of those that a run or a point is of."""
+    name, plus, overrides = suite.partition("+")
+    name, variant = IN_VARIANT.get(name, (name, ""))
+    return {"suite": f"{name}{plus}{overrides}", "preset": preset and of_variant(variant, preset)}
 
 
 def _run(run: Run, names: Names) -> dict[str, Any]:
-    named = {**dict(run), **_current(run), "stage": names.stages.get(run.stage, run.stage)}
+    named = {**dict(run), **current_names(run.suite, run.preset), "stage": names.stages.get(run.stage, run.stage)}
     if (run.commit or "").startswith(RELEASE):
         versions = {**(run.versions or {}), "fatbench": str(run.commit).removeprefix(RELEASE)}
         named |= {"commit": None, "dirty": None, "versions": versions}

@@ -21,15 +21,12 @@ from sqlalchemy import (
     column,
     select,
     table,
-    text,
 )
 
-from fatbench.settings import IN_VARIANT
-
 APPLICATION_ID = 0x66617462  # "fatb", in the header of fatbench's SQLite files
-SCHEMA = "0008"  # raised with every change of the tables below; databases of another are refused
+SCHEMA = "0009"  # raised with every change of the tables below; databases of another are refused
 
-TAKEN_OVER = ("0005", "0006", "0007")  # earlier ones that `fatbench.store.old_databases` reads
+TAKEN_OVER = ("0005", "0006", "0007", "0008")  # earlier ones that `fatbench.store.old_databases` reads
 
 METADATA = MetaData()
 # byte order in every database, so that an export does not depend on the server's locale
@@ -257,13 +254,7 @@ VIEW = table(
 SUITE_CELLS_SQL = """\
 CREATE VIEW suite_cells AS
 SELECT suite, preset, cell FROM runs UNION SELECT suite, preset, cell FROM points"""
-_FORMER = ", ".join(f"('{name}', '{suite}', '{variant}')" for name, (suite, variant) in IN_VARIANT.items())
-_TODAY = f"""\
-SELECT DISTINCT coalesce(v.column2, s.suite) AS suite, s.cell,
-  coalesce(v.column3 || coalesce(nullif('-' || s.preset, '-paper'), ''), s.preset) AS preset
-FROM suite_cells s LEFT JOIN (VALUES {_FORMER}) AS v ON v.column1 = s.suite"""
-# every suite of a cell, once, under its name of today
-SUITE_CELLS = text(_TODAY).columns(*map(column, ("suite", "cell", "preset"))).subquery("suite_cells")
+SUITE_CELLS = table("suite_cells", *map(column, ("suite", "cell", "preset")))  # every suite of a cell, once
 # One row for each outcome: `position` counts the stage's test images from 0, model after model if it has several;
 # `correct` is 1 if the image was classified correctly.
 OUTCOMES_VIEW = "outcomes"
