@@ -104,7 +104,13 @@ def test_what_may_not_be_tuned(tune: dict[str, Any], problem: str) -> None:
         ("seeds: [100]}", "seeds: [100], by: pgd40}", "by: cannot tune by 'pgd40'"),
         ("seeds: [100]}", "seeds: [100], by: pgd20}", "an attack of preset paper that has one radius"),
         ("  validation: 40\n", "", "set 'validation: N'"),
-        ("algorithm.local.lr: [", "algorithm.local.rate: [", "unknown setting 'rate'|no setting"),
+        ("algorithm.local.lr: [", "algorithm.local.rate: [", r"tuned.yaml:20: rate: .* no setting 'rate'"),
+        (
+            "tune: {settings: {algorithm.local.lr: [0.05, 1.0e+6]}, seeds: [100]}",
+            "tune:\n  settings:\n    algorithm.local.objective: [{name: standard}, {nam: x}]\n  seeds: [100]",
+            "tuned.yaml:22: nam: ",
+        ),
+        ("clients: 2}", "client: 2}", "tuned.yaml:9: client: "),
     ],
 )
 def test_trials_that_would_be_refused(tmp_path: Path, old: str, new: str, problem: str) -> None:
@@ -118,7 +124,7 @@ def test_trials_that_would_be_refused(tmp_path: Path, old: str, new: str, proble
     [
         ("seeds: [100]}", "seeds: [0]}", "tuned.yaml:20: seeds: seed 0 is also one of preset paper"),
         ("  validation: 40\n", "", "tuned.yaml: FedAvg, lr=0.05: tuning needs images"),
-        ("algorithm.local.lr: [", "algorithm.local.rate: [", "tuned.yaml: rate: 'local' has no setting 'rate'"),
+        ("algorithm.local.lr: [", "algorithm.local.rate: [", "tuned.yaml:20: rate: 'local' has no setting 'rate'"),
     ],
 )
 def test_check_reads_the_trials_too(tmp_path: Path, run: Callable[..., Any], old: str, new: str, problem: str) -> None:

@@ -126,9 +126,10 @@ class Suite:
     def trials(self) -> Suite:
         """The suite of the cells that its section `tune` tries. SpecError: it has none."""
         try:
-            of_trials = read_suite(tuning.trials(self.contents, self.tree), self.file)
+            tree = tuning.trials(self.contents, self.tree)
         except SpecError as error:
             raise error.at(self.places) from None
+        of_trials = read_suite(tree, self.file, self.places)
         settings = split_settings(self.name)[1]
         return override_settings(of_trials, settings) if settings else of_trials
 

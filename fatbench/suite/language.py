@@ -152,7 +152,10 @@ class Expansion:
         self.overrides: list[tuple[Keys, Override]] = [
             *((("grid", "overrides", i, "set"), override) for i, override in enumerate(contents.grid.overrides)),
             ((*of_preset, "set"), Override(set=self.preset.set)),
-            *(((*of_preset, "overrides", i, "set"), override) for i, override in enumerate(self.preset.overrides)),
+            *(
+                (tuning.place(contents, override) or (*of_preset, "overrides", i, "set"), override)
+                for i, override in enumerate(self.preset.overrides)
+            ),
             *self._tuned(),
             *([(("--set",), Override(set=suite.settings))] if suite.settings else ()),
         ]
@@ -193,7 +196,7 @@ class Expansion:
         tuned = trees.read(file)[0]
         cells_of_trials = Expansion(self.suite.trials(), self.name, refuse=False).plan().cells
         for override in tuning.overrides(tune, tuned, cells_of_trials, file, command):
-            yield ("tune",), override
+            yield tuning.SETTINGS, override
         self.tuned = tuning.sentence(tune, tuned)
 
     def plan(

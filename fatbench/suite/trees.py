@@ -197,19 +197,24 @@ class Source:
         if keys[:2] == ("grid", "overrides") and len(keys) > 2:
             keys = ("grid", "overrides", int(keys[2]) - self.inherited, *keys[3:])
         node, line, found = _with_lines(self.text), 1, 0
-        for key in keys:
+        while found < len(keys):
+            key, count = keys[found], 1
             if isinstance(node, CommentedMap) and isinstance(key, int):  # a single mapping stands for a list of one
                 found += 1
                 continue
             if isinstance(node, CommentedMap):
                 matching = [own_key for own_key in node if str(own_key) == key]
+                if not matching:  # "algorithm.local.lr" stands for three keys
+                    path = f"{'.'.join(map(str, keys[found:]))}."
+                    matching = [own_key for own_key in node if path.startswith(f"{own_key}.")]
+                    count = len(str(matching[0]).split(".")) if matching else 0
             else:
                 matching = [key] if isinstance(node, CommentedSeq) and key in range(len(node)) else []
             if not matching:
                 break
             # a key that came with a merge (<<) has no line of its own
             line = (node.lc.data or {}).get(matching[0], [node.lc.line])[0] + 1
-            node, found = node[matching[0]], found + 1
+            node, found = node[matching[0]], found + count
         return found, f"{self.file}:{line}"
 
 

@@ -24,7 +24,7 @@ from fatbench.errors import SpecError, did_you_mean
 from fatbench.suite import folders
 from fatbench.suite.cells import Cell, digest
 from fatbench.suite.model import Key, Override, Tune
-from fatbench.suite.trees import Tree, merge, nested
+from fatbench.suite.trees import Keys, Tree, merge, nested
 from fatbench.suite.types import number
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 SUFFIX = "-trials"
 AXIS = "trial"
 ENDING = ".tuned.yaml"
+SETTINGS: Keys = ("tune", "settings")
 
 
 # --- the trials -----------------------------------------------------------------------------------------------------
@@ -105,6 +106,11 @@ def trials(contents: Contents, tree: Tree) -> Tree:
             }
         ],
     }
+
+
+def place(contents: Contents, override: Override) -> Keys:
+    """Where the settings of a trial's override, as `trials` writes it, stand in the file; of others nowhere: ()."""
+    return SETTINGS if contents.name.endswith(SUFFIX) and [*override.when] == [AXIS] else ()
 
 
 def command(name: str, file: Path, preset: str, what: str = "") -> str:
