@@ -24,7 +24,7 @@ KEYS = {  # table of fatbench.toml -> its keys; "": those of no table
         "device", "jobs", "per_gpu", "executor", "precision", "attack_precision", "path", "microbatch", "time_limit",
         "fail_fast", "wait", "log", "checkpoint_seconds", "lease_seconds",
     ),
-    "report": ("digits", "notes", "published", "spread", "numbers", "bom", "evaluated"),
+    "report": ("digits", "notes", "published", "bom", "evaluated"),
     "plot": ("serif", "format"),
     "slurm": (),  # `fatbench.runner.executors.slurm.table` knows them; not in the environment
 }  # fmt: skip

@@ -1418,27 +1418,26 @@ tables:
 
 
 @pytest.mark.parametrize(
-    "rows, headings, width, published, floats, beside",
+    "rows, headings, width, floats, below",
     [
-        (3, 1, "article", None, 1, True),
-        (3, 1, "article", "below", 1, False),
-        (3, 2, "article", "column", 1, True),
-        (3, 5, "text", None, 1, False),
-        (3, 5, "column", None, 1, False),
-        (60, 2, "column", None, 9, False),
-        (60, 2, "beamer", None, 15, False),
+        (3, 1, "article", 1, False),
+        (3, 2, "article", 1, False),
+        (3, 5, "text", 1, True),
+        (3, 5, "column", 1, True),
+        (60, 2, "column", 9, True),
+        (60, 2, "beamer", 15, False),
     ],
 )
-def test_latex_layouts(
-    tmp_path: Path, rows: int, headings: int, width: str, published: str | None, floats: int, beside: bool
-) -> None:
+def test_latex_layouts(tmp_path: Path, rows: int, headings: int, width: str, floats: int, below: bool) -> None:
     """One float a table, but where a page is too short: then a caption and a label each; every number is there once."""
     (grid,) = big(tmp_path, rows, headings)
-    text = report.render([grid], "latex", width=width, **({"published": published} if published else {}))
+    text = report.render([grid], "latex", width=width)
     assert text.startswith(f"% width: {width}; needs \\usepackage{{booktabs,graphicx}}\n")
     kind = {"text": "table*", "beamer": "frame"}.get(width, "table")
     assert text.count(rf"\begin{{{kind}}}") == text.count(r"\begin{tabular}") == floats
-    assert (r"\quad{\scriptsize\,paper}" in text) != beside
+    assert (
+        r"\quad{\scriptsize\,paper}" in text and (r" & {\scriptsize 32.58} & {\scriptsize\,$\pm$0.01}" in text) != below
+    )
     assert (latex.TOO_MANY in text) == (headings == 5 and width == "column")
     labels = re.findall(r"\\label{(.*?)}", text)
     assert len(labels) == len(set(labels)) == (0 if width == "beamer" else floats) and "addtocounter" not in text
@@ -1465,25 +1464,6 @@ def test_latex_says_which_letters_it_loses(paper: list[Sheet]) -> None:
         and text.index("% Note") < text.index(r"\end{table}")
     )
     assert "no glyph" not in report.render(paper, "latex")
-
-
-def test_latex_with_siunitx(paper: list[Sheet], tmp_path: Path) -> None:
-    """S columns as wide as their numbers; the best and the second keep their style; it compiles in every layout."""
-    entries = paper[0].entries.copy()
-    for i, (mean, std, rank) in enumerate([(0.6682, 0.037, "best"), (0.5, 0.123, "")]):
-        entries.loc[i, ["mean", "std", "rank"]] = mean, std, rank
-    paper = [replace(paper[0], entries=number_format.with_texts(entries, paper[0].columns)), *paper[1:]]
-    for options in ({"spread": "beside"}, {"published": "column"}, {"spread": "below"}, {"spread": "none"}):
-        text = report.render(paper, "latex", numbers="siunitx", **options)
-        assert text.startswith("% width: article; needs \\usepackage{booktabs,graphicx,siunitx}\n")
-        beside = options.get("spread") in (None, "beside")
-        assert (r"50.00 \pm 12.30 &" in text) == beside and ("S[table-format=2.2(4)]" in text) == beside
-        assert (r"{\textbf{66.82}$\pm\mkern8mu$" if beside else r"{\textbf{66.82}} &") in text
-        if shutil.which("pdflatex") and subprocess.run(["kpsewhich", "siunitx.sty"], capture_output=True).stdout:
-            said = compiled(text, tmp_path, DOCUMENT.replace("graphicx", "graphicx,siunitx"))
-            assert "Overfull" not in said and "Missing character" not in said
-    assert latex_text.decimal_column([("-132,000", ""), ("--", "")]) == "S[table-format=+6.0]"
-    assert latex_text.decimal_number("132,000", "±1,500", "", "S") == r"132000 \pm 1500"
 
 
 def test_latex_says_in_the_caption_what_no_column_needs(tiny: Suite) -> None:

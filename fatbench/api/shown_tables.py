@@ -11,12 +11,11 @@ from typing import Any
 import pandas
 
 from fatbench import settings, whole_file
-from fatbench.api.asking import known_choice, names
+from fatbench.api.asking import names
 from fatbench.errors import SpecError, did_you_mean
 from fatbench.report import render
 from fatbench.report.differences import Differences, as_data, records
 from fatbench.report.formats import html
-from fatbench.report.formats.latex import NUMBERS, SPREADS
 from fatbench.report.numbers.long import OWN
 from fatbench.report.numbers.sources import Source
 from fatbench.report.numbers.table_facts import Facts
@@ -135,25 +134,9 @@ class Table:
             select: Any = next((grid.select for grid in self.grids), "last")
             return pages.page(parts, store, select=select, files=folder, commit=provenance.short_version())
 
-    def latex(
-        self,
-        *,
-        width: str | float = "article",
-        spread: str | None = None,
-        published: str | None = None,
-        numbers: str = "text",
-    ) -> str:
-        """As `fatbench report --format latex`. width: as `--width`, or points.
-
-        spread: over seeds, "beside" the number, "below" it or "none"; published: "below" or in a "column"; numbers:
-        "text" or "siunitx". Default: what fits. SpecError: no such choice.
-        """
-        if spread is not None:
-            known_choice("spread", spread, SPREADS)
-        known_choice("numbers", numbers, NUMBERS)
-        if published is not None:
-            known_choice("published", published, ("below", "column"))
-        return self.text("latex", width=str(width), spread=spread, published=published, numbers=numbers)
+    def latex(self, *, width: str | float = "article") -> str:
+        """As `fatbench report --format latex`. width: as `--width`, or points. SpecError: no such width."""
+        return self.text("latex", width=str(width))
 
     def save(self, path: str | Path, **options: Any) -> Path:
         """Write a file: its ending, .md, .tex, .html, .csv or .json, says what. options: of .tex, as `latex` takes it.

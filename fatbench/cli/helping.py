@@ -62,8 +62,8 @@ MEANT = _pairs("""
 MOVED_OPTIONS = _pairs("""
     report --rows: --by VALUE; report --columns: --metric VALUE; report --images: --common;
     report --runs: -k run.VALUE; report --digits: -c report.digits=VALUE; report --notes: -c report.notes=VALUE;
-    report --published: -c report.published=VALUE; report --no-published: -c report.published=none;
-    report --spread: -c report.spread=VALUE; report --numbers: -c report.numbers=VALUE;
+    report --published: -c report.published=none; report --no-published: -c report.published=none;
+    report --spread: no longer needed: --width decides; report --numbers: no longer needed: numbers are text;
     report --bom: -c report.bom=true; report --with-evaluated: -c report.evaluated=true; plot --y: --metric VALUE;
     plot --cell: fatbench plot VALUE; plot --plain: --width text; plot --serif: -c plot.serif=true;
     site --runs: fatbench report -k run.VALUE; site --images: no longer needed: images are found in results/figures;

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
 TABLES = ("markdown", "latex", "csv", "json", "html", "terminal")
 DRAWN = ("pdf", "svg", "png", "csv")
-PUBLISHED = ("none", "below", "column")
 EVERY = 5.0  # seconds between two looks of --watch
 
 
@@ -103,26 +102,15 @@ def status(
 
 
 def _render_options(format: str, width: str | None) -> dict[str, str]:
-    """What the format's renderer is told, of the option --width and the table [report] of the settings.
+    """What the format's renderer is told. SpecError: no such width, or a format without one."""
+    from fatbench.report.formats.latex import width_of
 
-    SpecError: no such choice, or an option that this format does not have.
-    """
-    from fatbench.report.formats.latex import NUMBERS, SPREADS, width_of
-    from fatbench.report.tables.notes import LEVELS
-
-    options = {"notes": settings.choice("report.notes", LEVELS)}
-    published = settings.choice("report.published", PUBLISHED)
-    if published in ("below", "column") and format in ("latex", "terminal"):
-        options["published"] = published
-    spread, numbers = settings.choice("report.spread", SPREADS), settings.choice("report.numbers", NUMBERS)
-    if format == "latex":
-        options |= {"spread": spread, "numbers": numbers}
-    if width is not None:
-        if format != "latex":
-            raise SpecError(f"only latex has a width, not {format}", option=f"width {width}")
-        width_of(width)
-        options["width"] = width
-    return {name: value for name, value in options.items() if value is not None}
+    if width is None:
+        return {}
+    if format != "latex":
+        raise SpecError(f"only latex has a width, not {format}", option=f"width {width}")
+    width_of(width)
+    return {"width": width}
 
 
 def report(
@@ -159,17 +147,18 @@ def report(
     from fatbench.api.shown_tables import DATA_FORMATS
     from fatbench.report.formats.latex import LOST
     from fatbench.report.tables.entries import IMAGES
+    from fatbench.report.tables.notes import LEVELS
 
     usual = "terminal" if output is None and sys.stdout.isatty() else "markdown"
     format = known_format(format or format_of(output, TABLES, usual), TABLES)
-    metrics, style, published = name_list(metric), _render_options(format, width), settings.setting("report.published")
+    metrics, style = name_list(metric), _render_options(format, width)
     if differences and not metrics:
         raise SpecError("--differences needs a metric: --differences --metric pgd20")
     columns = metrics if len(metrics) > differences else []
     made = api.table(
         names or (), table or None, rows=name_list(by), columns=columns, preset=preset, select=select,
-        published=published != "none", where=where,
-        with_evaluated=settings.switch("report.evaluated"), notes=style.pop("notes", None),
+        published=settings.choice("report.published", ("none",)) is None, where=where,
+        with_evaluated=settings.switch("report.evaluated"), notes=settings.choice("report.notes", LEVELS),
         digits=settings.number("report.digits", 2, 0, 6),
         images=IMAGES[common], sort=sort, differences=metrics[-1] if differences else None,
     )  # fmt: skip

@@ -13,24 +13,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from fatbench.errors import SpecError, did_you_mean
-from fatbench.report.formats.latex_text import (
-    SIUNITX,
-    caption_title,
-    decimal_column,
-    decimal_number,
-    escape,
-    printable,
-    prose,
-    signs,
-    small_type,
-    superscript,
-)
+from fatbench.report.formats.latex_text import caption_title, escape, printable, prose, signs, small_type, superscript
 from fatbench.report.tables import number_format
 from fatbench.report.tables.notes import IN_CAPTION
 from fatbench.report.tables.sheet import LABEL, Entry, Row, Sheet, varying, with_numbers
-
-NUMBERS = ("text", "siunitx")  # numbers are set as text, or by siunitx in its S columns
-SPREADS = ("beside", "below", "none")  # where the spread over seeds stands
 
 
 @dataclass(frozen=True)
@@ -57,7 +43,7 @@ POINTS = 49  # of a column at 6 pt
 BELOW = 1.3  # so many more columns where spreads stand below
 SIZES = r"\fontsize{8}{9.6}\selectfont\renewcommand{\scriptsize}{\fontsize{7}{8.4}\selectfont}"  # in every class
 SCALE = ".86"  # 6 pt of 7
-TOO_MANY = "may be too many for this width at 6 pt: see --width, --metric, --table, -k and -c report.published=none"
+TOO_MANY = "may be too many for this width at 6 pt: see --width, --metric, --table and -k"
 LOST = '% no glyph in pdfLaTeX, printed as "?":'
 BROKEN, STUB = 11, 24  # letters of a heading and of a row's label in one line
 IN_FLOAT = 3  # notes; what is doubted comes first
@@ -80,74 +66,25 @@ def width_of(width: str) -> Width:
     return Width(int(points / POINTS), points=points)
 
 
-def render(
-    grids: Sequence[Sheet],
-    width: str = DEFAULT,
-    published: str | None = None,
-    spread: str | None = None,
-    numbers: str = "text",
-) -> str:
+def render(grids: Sequence[Sheet], width: str = DEFAULT) -> str:
     """A fragment with a float for each grid; the first lines say what it needs, how wide it is and what it loses.
 
-    width: one of WIDTHS, or points; published: where the paper's numbers stand, in a "column" or "below" ours; None:
-    in a column where that fits; spread: one of SPREADS, None: beside where that fits; numbers: one of NUMBERS.
+    width: one of WIDTHS, or points.
     """
     fits = width_of(width)
     width_text = f"{width} pt" if fits.points else width
-    packages = "booktabs,graphicx" + ",siunitx" * (numbers == "siunitx")
-    floats = [float_text for grid in grids for float_text in _floats(grid, width, fits, published, spread, numbers)]
+    floats = [float_text for grid in grids for float_text in _floats(grid, width, fits)]
     most = len(floats) if fits.environment == "frame" else MOST_FLOATS
     pages = ["\n".join(floats[i : i + most]) for i in range(0, len(floats), most or 1)]
     text, lost = printable("\n\\clearpage\n\n".join(pages))
-    head = rf"% width: {width_text}; needs \usepackage{{{packages}}}" + "\n"
+    head = rf"% width: {width_text}; needs \usepackage{{booktabs,graphicx}}" + "\n"
     return head + (f"{LOST} {' '.join(lost)}\n" if lost else "") + text
 
 
 # --- what a float shows ------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Layout:
-    """A grid as its floats show it."""
-
-    grid: Sheet
-    fits: Width
-    paper: str  # the paper's numbers "beside" ours or "below" them
-    spread: str
-    numbers: str
-
-    @property
-    def places(self) -> list[Place]:
-        return _places(self.grid)
-
-    def has_paper_column(self, place: Place) -> bool:
-        values = number_format.column_of(self.grid, *place)
-        return self.paper == "beside" and any(value.published is not None for value in values)
-
-    def small_lines(self, row: Row) -> list[tuple[str, list[tuple[str, str]]]]:
-        """The lines in small type below a row: a label, and what is below our number and the paper's of each place."""
-        entries = [row.values[g][c] for g, c in self.places]
-        lines = []
-        if self.spread == "below":
-            lines.append(("", [(signs(entry.spread), signs(entry.paper_spread)) for entry in entries]))
-        if self.paper == "below":
-            papers = [entry.paper if self.spread == "beside" else entry.paper_number for entry in entries]
-            marks = [superscript(entry.published_mark * bool(entry.paper)) for entry in entries]
-            lines.append((self.grid.by, [(signs(text) + mark, "") for text, mark in zip(papers, marks, strict=True)]))
-            if self.spread == "below":
-                lines.append(("", [(signs(entry.paper_spread), "") for entry in entries]))
-            lines.append(("Δ", [(signs(entry.delta), "") for entry in entries]))
-        return [(label, cells) for label, cells in lines if any(map(any, cells))]
-
-
-def _places(grid: Sheet) -> list[Place]:
-    planned = {(entry.group, entry.column) for entry in grid.all() if entry.planned}
-    return [(g, c) for g in range(len(grid.groups)) for c in range(len(grid.columns)) if (g, c) in planned]
-
-
-def _floats(
-    grid: Sheet, width: str, fits: Width, published: str | None, spread: str | None, numbers: str
-) -> Iterator[str]:
+def _floats(grid: Sheet, width: str, fits: Width) -> Iterator[str]:
     grid, left_out = with_numbers(grid)
     command = f"% {_command(grid, width)}" + (f"  ({grid.label})" if grid.label else "") + "\n"
     grid, shared_labels = varying(grid)
@@ -156,22 +93,37 @@ def _floats(
         grid = _stack_groups(grid)
     if fits.wide and _columns(grid) > fits.columns:  # over both columns of the page
         fits = replace(fits, environment="table*", columns=2 * fits.columns, wide=False)
-    spread = spread or ("beside" if _columns(grid) <= fits.columns else "below")
-    papers = {(entry.group, entry.column) for entry in grid.all() if entry.published is not None}
-    is_beside = spread != "below" and _columns(grid) + len(papers) * (1 + grid.has_differences / 2) <= fits.columns
-    paper = {"column": "beside", "below": "below", None: "beside" if is_beside else "below"}[published]
-    layout = _Layout(grid, fits, paper, spread, numbers)
-    if _columns(grid) > fits.columns * (BELOW if spread != "beside" else 1):
+    below = _columns(grid) > fits.columns
+    if _columns(grid) > fits.columns * BELOW:
         command += f"% {_columns(grid)} columns of labels and numbers {TOO_MANY}\n"
-    most = fits.lines // (1 + max((len(layout.small_lines(row)) for row in grid.rows), default=0))
+    most = fits.lines // (1 + max((len(_small_lines(grid, row, below)) for row in grid.rows), default=0))
     count = -(-len(grid.rows) // most)
     for part in range(count):  # as few as a page holds, of about equal height
         rows = grid.rows[round(part * len(grid.rows) / count) : round((part + 1) * len(grid.rows) / count)]
         labels = [*shared_labels, *([f"part {part + 1} of {count}"] if count > 1 else [])]
-        shown = replace(layout, grid=grid.only(rows, range(len(grid.columns))))
+        shown = grid.only(rows, range(len(grid.columns)))
         label = "tab:" + re.sub("[^A-Za-z0-9.:-]", "-", f"{grid.suite}-{grid.id}") + f"-{part + 1}" * (part > 0)
         notes = grid.notes if part == count - 1 else []
-        yield command + _float(shown, labels, label, left_out if part == 0 else [], notes)
+        yield command + _float(shown, fits, below, labels, label, left_out if part == 0 else [], notes)
+
+
+def _places(grid: Sheet) -> list[Place]:
+    planned = {(entry.group, entry.column) for entry in grid.all() if entry.planned}
+    return [(g, c) for g in range(len(grid.groups)) for c in range(len(grid.columns)) if (g, c) in planned]
+
+
+def _small_lines(grid: Sheet, row: Row, below: bool) -> list[tuple[str, list[str]]]:
+    """The lines in small type below a row, (label, text of each place): spread, the paper's number, the difference."""
+    entries = [row.values[g][c] for g, c in _places(grid)]
+    marks = [superscript(entry.published_mark * bool(entry.paper)) for entry in entries]
+    papers = [signs(entry.paper_number if below else entry.paper) for entry in entries]
+    lines = [
+        ("", [signs(entry.spread * below) for entry in entries]),
+        (grid.by, [number + mark for number, mark in zip(papers, marks, strict=True)]),
+        ("", [signs(entry.paper_spread * below) for entry in entries]),
+        ("Δ", [signs(entry.delta) for entry in entries]),
+    ]
+    return [(label, texts) for label, texts in lines if any(texts)]
 
 
 def _columns(grid: Sheet) -> int:
@@ -204,20 +156,20 @@ def _stack_groups(grid: Sheet) -> Sheet:
 
 
 def _float(
-    layout: _Layout, labels: Sequence[str], label: str, left_out: Sequence[str], notes: Sequence[tuple[str, str]]
-) -> str:
-    grid, fits = layout.grid, layout.fits
+    grid: Sheet, fits: Width, below: bool, labels: Sequence[str], label: str, left_out: Sequence[str],
+    notes: Sequence[tuple[str, str]],
+) -> str:  # fmt: skip
     tabular = "\n".join([
-        rf"{SIZES}\setlength{{\tabcolsep}}{{{2 if layout.spread == 'below' else 3}pt}}",
+        rf"{SIZES}\setlength{{\tabcolsep}}{{{2 if below else 3}pt}}",
         rf"\resizebox{{\ifdim{SCALE}\width>{fits.max_width} {SCALE}\width"
         rf"\else\ifdim\width>{fits.max_width} {fits.max_width}\else\width\fi\fi}}{{!}}{{%",
-        f"{_tabular(layout)}}}",
+        f"{_tabular(grid, below)}}}",
     ])  # fmt: skip
     keys = [rf"{superscript(symbol)}\,{prose(note)}" for symbol, note in grid.footnotes]
     if fits.environment == "frame":
         title = escape(", ".join(filter(None, [grid.name.rstrip("."), *labels])))
         warning = [rf"\textbf{{{escape(grid.label)}.}}"] if grid.label else []
-        averages = [prose(_what_it_averages(grid, layout.spread)), *map(prose, _bold_sentences(grid))]
+        averages = [prose(_what_it_averages(grid)), *map(prose, _bold_sentences(grid))]
         small_text = " ".join([*warning, *averages, *keys])
         lines = [rf"\begin{{frame}}{{{title}}}", r"\centering", tabular, r"\par\smallskip",
                  rf"{{\scriptsize {small_text}\par}}", r"\end{frame}"]  # fmt: skip
@@ -232,7 +184,7 @@ def _float(
     lines = [
         rf"\begin{{{fits.environment}}}[htbp]",
         r"\centering",
-        rf"\caption{{{_caption(layout, labels, left_out)}}}",
+        rf"\caption{{{_caption(grid, labels, left_out)}}}",
         rf"\label{{{label}}}",
         r"\smallskip",
         tabular,
@@ -243,11 +195,10 @@ def _float(
     return "\n".join(lines) + "\n"
 
 
-def _caption(layout: _Layout, labels: Sequence[str], left_out: Sequence[str]) -> str:
+def _caption(grid: Sheet, labels: Sequence[str], left_out: Sequence[str]) -> str:
     """The caption: title, seeds and images, checkpoint, and the meaning of marks and small type."""
-    grid = layout.grid
     values = list(grid.all())
-    sentences = [_what_it_averages(grid, layout.spread)]
+    sentences = [_what_it_averages(grid)]
     if grid.perturbation:
         sentences.append(f"Perturbation: {grid.perturbation}.")
     if grid.checkpoint:
@@ -274,7 +225,7 @@ def _bold_sentences(grid: Sheet) -> list[str]:
     return bold + ["Underlined: significantly better than the rest."] * ("second" in ranks)
 
 
-def _what_it_averages(grid: Sheet, spread: str) -> str:
+def _what_it_averages(grid: Sheet) -> str:
     """ "Mean ± sample standard deviation over seeds 6, 7 and 8, on 10,000 test images." """
     sizes = {n for value in grid.all() for n in value.n if n}
     images = f" on {next(iter(sizes)):,} test images" if len(sizes) == 1 else ""
@@ -282,11 +233,10 @@ def _what_it_averages(grid: Sheet, spread: str) -> str:
         return f"{images.strip().capitalize()}." if images else ""
     if len(grid.seeds) == 1:
         return f"One seed ({grid.seeds[0]}), no spread{',' * bool(images)}{images}."
-    statistic = "Mean" if spread == "none" else "Mean ± sample standard deviation"
     first, last = grid.seeds[0], grid.seeds[-1]
     consecutive = len(grid.seeds) > 3 and [*grid.seeds] == [*range(first, last + 1)]
     seeds = f"{first} to {last}" if consecutive else ", ".join(map(str, grid.seeds))
-    return f"{statistic} over {len(grid.seeds)} seeds ({seeds}){images}."
+    return f"Mean ± sample standard deviation over {len(grid.seeds)} seeds ({seeds}){images}."
 
 
 WORDS = {"MIXED": "Mixed", "OLDER": "Older", "doubt": "Caveats"}  # what a paper calls a note of a doubt
@@ -299,37 +249,17 @@ def _note_name(name: str) -> str:
 # --- a tabular ---------------------------------------------------------------------------------------------------
 
 
-def _tabular(layout: _Layout) -> str:
-    grid, places = layout.grid, layout.places
-    # TeX columns: number@spread [paper@mark [difference]]
-    spans = {place: (4 + grid.has_differences) if layout.has_paper_column(place) else 2 for place in places}
-    entries_of = {place: [_entry(row, place, grid) for row in grid.rows] for place in places}
-    formats = dict.fromkeys(places, ("r", "r"))  # the TeX columns of our number and of the paper's
-    if layout.numbers == "siunitx":
-        beside = layout.spread == "beside"
-        for place, of_place in entries_of.items():
-            numbers = [(entry.number, entry.spread * beside) for entry in of_place]
-            papers = [(entry.paper_number, entry.paper_spread * beside) for entry in of_place]
-            formats[place] = decimal_column(numbers), decimal_column(papers)
-    spec = "".join(
-        " ".join([*(f"{column_format}@{{}}l" for column_format in formats[p]), "r"][: (spans[p] + 1) // 2])
-        for p in places
-    )
-    stub = len(grid.axes)
-    lines = [SIUNITX] * (layout.numbers == "siunitx")
-    lines += [rf"\begin{{tabular}}{{@{{}}{'l' * stub}{spec}@{{}}}}", r"\toprule"]
-    levels = []  # headings of each level with the cmidrules under them
+def _tabular(grid: Sheet, below: bool) -> str:
+    places, stub = _places(grid), len(grid.axes)
+    # a number and what stands behind it are two TeX columns
+    lines = [rf"\begin{{tabular}}{{@{{}}{'l' * stub}{r'r@{}l' * len(places)}@{{}}}}", r"\toprule"]
     headings = [_heading([f"{c.heading},", c.images] if c.images else [c.heading]) for c in grid.columns]
-    levels.append(_level([(headings[c], spans[g, c]) for g, c in places], stub))
+    levels = [_level([(headings[c], 2) for _, c in places], stub)]  # headings of each with the cmidrules under them
     if any(group.label for group in grid.groups):
-        widths = {g: sum(spans[p] for p in places if p[0] == g) for g in dict.fromkeys(g for g, _ in places)}
+        widths = {g: sum(2 for place in places if place[0] == g) for g in dict.fromkeys(g for g, _ in places)}
         levels.insert(0, _level([(_heading([grid.groups[g].label]), width) for g, width in widths.items()], stub))
         if len(grid.columns) == 1:  # which stands once, over all groups
             levels = [_level([(headings[0], sum(widths.values()))], stub), levels[0]]
-    if any(span > 2 for span in spans.values()):
-        paper, delta = rf" & \multicolumn{{2}}{{c}}{{{grid.by}}}", r" & \multicolumn{1}{c}{$\Delta$}"
-        ours = (r"\multicolumn{2}{c}{ours}" + paper * (spans[p] > 2) + delta * (spans[p] == 5) for p in places)
-        levels.append((" & ".join(ours), ""))
     for level, (cells, cmidrules) in enumerate(levels):
         is_last = level == len(levels) - 1
         stub_heads = map(escape, grid.axes) if is_last else [""] * stub
@@ -337,17 +267,16 @@ def _tabular(layout: _Layout) -> str:
     lines.append(r"\midrule")
     begins, labels = number_format.blocks(grid), number_format.row_labels(grid)
     for index, row in enumerate(grid.rows):
-        stub_labels = [*labels[index][:-1], f"{labels[index][-1]} {_row_seeds(row)}".strip()] if stub else []
-        entries = {place: entries_of[place][index] for place in places}
+        seeds = _row_seeds(row) if stub else ""
+        stub_labels = [*labels[index][:-1], f"{labels[index][-1]} {seeds}".strip()] if stub else []
         if begins[index]:
             lines.append(r"\addlinespace")
-        row_cells = (_cell(entry, spans[place], layout, formats[place]) for place, entry in entries.items())
+        row_cells = (_cell(row.values[g][c], below, bool(seeds)) for g, c in places)
         lines.append(" & ".join([*map(_stub, stub_labels), *row_cells]) + r" \\")
-        small = layout.small_lines(row)
+        small = _small_lines(grid, row, below)
         for words, texts in small:
             heads = [*[""] * (stub - 1), rf"\quad{small_type(escape(words))}" if words else ""][:stub]
-            small_cells = (_small_cell(cell, spans[place]) for place, cell in zip(places, texts, strict=True))
-            lines.append(" & ".join([*heads, *small_cells]) + r" \\")
+            lines.append(" & ".join([*heads, *(_small_cell(text, below) for text in texts)]) + r" \\")
         if small and index != len(grid.rows) - 1 and not begins[index + 1]:
             lines.append(r"\addlinespace[2pt]")
     lines += [r"\bottomrule", r"\end{tabular}"]
@@ -385,46 +314,24 @@ def _row_seeds(row: Row) -> str:
     return f"[{seeds}/{seeds_planned}]" if seeds < seeds_planned else ""
 
 
-def _entry(row: Row, place: Place, grid: Sheet) -> Entry:
-    """The entry of one value, without the count of seeds where the row's label has it."""
-    entry = row.values[place[0]][place[1]]
-    return entry._replace(lacking="") if grid.axes and _row_seeds(row) else entry
-
-
-def _cell(entry: Entry, columns: int, layout: _Layout, formats: tuple[str, str]) -> str:
-    """Our number with its spread (two TeX columns), in four also the paper's (two), in five the difference (one)."""
+def _cell(entry: Entry, below: bool, counted: bool) -> str:
+    """Our number, and its spread and marks in a second TeX column. counted: the row's label has the count of seeds."""
     if not entry.planned:
-        return " & ".join([""] * columns)
+        return " & "
     marks = "".join(map(superscript, entry.marks))
-    seeds = rf"\,{entry.lacking}" if entry.lacking else ""
     if entry.mean is None:
-        measured_cell = rf"\multicolumn{{2}}{{c}}{{{entry.number}{marks}}}"
-    else:
-        style = {"best": r"\textbf", "second": r"\underline"}.get(entry.rank, "")
-        number, spread_text = _number(entry.number, entry.spread, style, layout, formats[0])
-        measured_cell = f"{number} & {small_type(signs(spread_text) + seeds)}{marks}"
-    if columns == 2 or not entry.paper:
-        return measured_cell + " &" * (columns - 2)
-    number, spread_text = _number(entry.paper_number, entry.paper_spread, "", layout, formats[1])
-    paper_cell = small_type(signs(spread_text)) + superscript(entry.published_mark)
-    return f"{measured_cell} & {number} & {paper_cell}" + f" & {signs(entry.delta)}" * (columns == 5)
+        return rf"\multicolumn{{2}}{{c}}{{{entry.number}{marks}}}"
+    style = {"best": r"\textbf", "second": r"\underline"}.get(entry.rank, "")
+    number = rf"{style}{{{signs(entry.number)}}}" if style else signs(entry.number)
+    seeds = rf"\,{entry.lacking}" if entry.lacking and not counted else ""
+    return f"{number} & {small_type(signs(entry.spread * (not below)) + seeds)}{marks}"
 
 
-def _number(number: str, spread: str, style: str, layout: _Layout, format: str) -> tuple[str, str]:
-    """(a number in its TeX column, the part of its spread behind that column)."""
-    spread_text = spread if layout.spread == "beside" else ""
-    if layout.numbers == "siunitx":
-        inner_spread = spread_text if spread_text.startswith("±") else ""
-        return decimal_number(number, inner_spread, style, format), "" if inner_spread else spread_text
-    return rf"{style}{{{signs(number)}}}" if style else signs(number), spread_text
-
-
-def _small_cell(texts: tuple[str, str], columns: int) -> str:
-    """What stands in small type below our number and, in four TeX columns or five, below the paper's."""
-    # an interval is wider than its number, which then stands at the left
-    aligned = ["l" if " to " in text else "r" for text in texts]
-    cells = [
-        rf"\multicolumn{{2}}{{{side}}}{{\scriptsize {text}}}" if text else " & "
-        for side, text in zip(aligned, texts, strict=True)
-    ]
-    return " & ".join([*cells[: columns // 2], *[""] * (columns == 5)])
+def _small_cell(text: str, below: bool) -> str:
+    """What stands in small type below a number: one of two parts in the two TeX columns, where those are not narrow."""
+    if not text:
+        return " & "
+    number, sign, spread = text.partition(r" $\pm$")
+    if below or " to " in text:  # an interval is wider than its number, which then stands at the left
+        return rf"\multicolumn{{2}}{{{'l' if ' to ' in text else 'r'}}}{{\scriptsize {text}}}"
+    return rf"{{\scriptsize {number}}} & " + small_type((sign + spread).strip())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterable
 
 _SPECIAL = {
     "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "$": r"\$", "&": r"\&", "%": r"\%", "#": r"\#", "_": r"\_",
@@ -117,36 +116,3 @@ def small_type(words: str) -> str:
 def signs(number: str) -> str:
     """A number with its signs as formulas."""
     return number.replace("-", "$-$").replace("+", "$+$").replace("±", r"$\pm$")
-
-
-SIUNITX = (  # holds in the box of one tabular
-    r"\sisetup{separate-uncertainty,retain-explicit-plus,group-separator={,},group-minimum-digits=5,"
-    r"table-number-alignment=right,table-text-alignment=right}%"
-)
-
-
-def decimal_column(numbers: Iterable[tuple[str, str]]) -> str:
-    """siunitx's S column for numbers with their spreads: "S[table-format=2.2(3)]" for ("66.82", "±3.70")."""
-    pairs = [(number.replace(",", ""), spread) for number, spread in numbers if _is_decimal(number)]
-    whole_digits = max((len(number.lstrip("+-").partition(".")[0]) for number, _ in pairs), default=1)
-    decimals = max((len(number.partition(".")[2]) for number, _ in pairs), default=0)
-    spread = max((len(re.findall(r"\d", spread)) for _, spread in pairs if spread.startswith("±")), default=0)
-    sign = "+" * any(number[0] in "+-" for number, _ in pairs)
-    return f"S[table-format={sign}{whole_digits}.{decimals}{f'({spread})' * (spread > 0)}]"
-
-
-def decimal_number(number: str, spread: str, style: str, column: str) -> str:
-    """A number in `column`; with a style as text at the same place, since siunitx has one style for both."""
-    if not _is_decimal(number):
-        return f"{{{signs(number)}}}"
-    if not style:
-        return number.replace(",", "") + spread.replace("±", r" \pm ").replace(",", "")
-    widest = re.search(r"\((\d+)\)", column)
-    missing_digits = (int(widest[1]) if widest else 0) - len(re.findall(r"\d", spread))
-    # siunitx leaves both spaces of the sign behind it
-    space = rf"\phantom{{{'0' * missing_digits}}}" if missing_digits > 0 else ""
-    return f"{{{style}{{{signs(number)}}}" + spread.replace("±", rf"$\pm\mkern8mu${space}") + "}"
-
-
-def _is_decimal(number: str) -> bool:
-    return re.fullmatch(r"[-+]?[\d,]+(\.\d+)?", number) is not None

@@ -22,16 +22,13 @@ if TYPE_CHECKING:
 GroupColumn = tuple[int, int]  # indices into grid.groups and grid.columns
 
 
-def render(grids: Sequence[Sheet], published: str | None = None) -> str:
-    """Text with ANSI colours where stdout is a terminal or FORCE_COLOR asks for them; as wide as the terminal.
-
-    published: the paper's numbers in a separate "column" or "below" ours; None: beside ours where that fits.
-    """
+def render(grids: Sequence[Sheet]) -> str:
+    """Text with ANSI colours where stdout is a terminal or FORCE_COLOR asks for them; as wide as the terminal."""
     console = _console()
     for position, grid in enumerate(grids):
         if position:
             console.print()
-        _print(console, grid, published)
+        _print(console, grid)
     return _text(console)
 
 
@@ -61,7 +58,7 @@ def _print_title(console: Console, grid: Sheet) -> None:
         console.print(Text(grid.label, "bold black on yellow"))
 
 
-def _print(console: Console, grid: Sheet, published: str | None) -> None:
+def _print(console: Console, grid: Sheet) -> None:
     from rich.text import Text
 
     _print_title(console, grid)
@@ -69,7 +66,7 @@ def _print(console: Console, grid: Sheet, published: str | None) -> None:
     grid, constant_labels = varying(grid)
     if constant_labels:
         console.print(Text(", ".join(constant_labels)))
-    is_beside, blocks = _layout(grid, console.width, published)
+    is_beside, blocks = _layout(grid, console.width)
     for block in blocks:
         console.print(block.table(console.width))
     if left_out:
@@ -140,16 +137,15 @@ class TableBlock:
         return table
 
 
-def _layout(grid: Sheet, width: int, published: str | None = None) -> tuple[bool, list[TableBlock]]:
+def _layout(grid: Sheet, width: int) -> tuple[bool, list[TableBlock]]:
     """(whether the paper's numbers stand beside ours, the blocks of columns); one block where that fits."""
     from rich.text import Text
 
     group_columns = [(g, c) for g in range(len(grid.groups)) for c in range(len(grid.columns))]
     rows = number_format.row_labels(grid)
     labels = [[Text(row[axis]) for row in rows] for axis in range(len(grid.axes))]
-    arrangements = (True, False) if grid.has_published else (True,)
     block = None
-    for is_beside in {"column": (True,), "below": (False,), None: arrangements}[published]:
+    for is_beside in (True, False) if grid.has_published else (True,):
         columns = {(g, c): (number_format.column_of(grid, g, c), grid.columns[c].label) for g, c in group_columns}
         cells = {place: _cells(*column, is_beside) for place, column in columns.items()}
         widest: dict[GroupColumn | int, int] = {axis: _widest(column) for axis, column in enumerate(labels)}
