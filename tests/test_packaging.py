@@ -316,7 +316,8 @@ def test_the_placeholder_of_the_repository_is_one_and_is_filled_in_by_the_releas
     release = (ROOT / ".github" / "workflows" / "release.yml").read_text(encoding="utf-8")
     named = [url for url in PROJECT["urls"].values() if "OWNER" in url]
     assert named and all(url.startswith("https://github.com/OWNER/fatbench") for url in named)
-    assert "s|OWNER/fatbench|$GITHUB_REPOSITORY|" in release
+    assert "s|OWNER/fatbench|$GITHUB_REPOSITORY| pyproject.toml" in release.replace('"', "")
+    assert "OWNER" not in (ROOT / "CITATION.cff").read_text(encoding="utf-8")
     YAML(typ="safe").load(release)
 
 
