@@ -228,6 +228,7 @@ def test_how_a_stage_ends_that_cannot_go_on(
     assert (store.database.patience == 0.0) == (outcome == "blocked")  # what is not to be had is not waited for again
     if isinstance(error, (OSError, ZeroDivisionError)) and stored:
         assert row.error.startswith("Traceback") and row.error.rstrip().endswith(stored)
+        assert str(stage.HERE) not in row.error
     else:
         assert row.error == stored
 

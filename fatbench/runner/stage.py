@@ -30,6 +30,7 @@ from fatbench.suite import calls, cost, plugin_reads, plugins, registered, sourc
 from fatbench.suite.cells import Evaluation, canonical
 
 log = logging.getLogger("fatbench")
+HERE = Path(__file__).parents[2]
 
 
 def carry_out(
@@ -295,6 +296,7 @@ def record_failure(error: BaseException, run: int, turn: Turn, stage: str) -> Ce
         log.warning("%s: taken over by another process", stage)
         return "elsewhere"
     text = f"{type(error).__name__}: {error}" if isinstance(error, FatbenchError) else traceback.format_exc()
+    text = text.replace(f"{HERE}/", "")  # paths from the package on, wherever it lies
     log.error("%s failed\n%s", stage, text)
     store.fail(run, text)
     last_line = f"{type(error).__name__}: {error}".splitlines()[0]
