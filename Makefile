@@ -100,7 +100,7 @@ bench: $(STAMP) ## how fast it is, against what people run: results/bench; make 
 fidelity: $(STAMP) ## the authors' programs beside ours: results/bench; make fidelity ARGS='--clones FOLDER --only sfat'
 	@OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.fidelity -o results/bench $(ARGS)
 
-# Half an hour or more on one core, and nightly in continuous integration; the tests run the first 125 cases.
+# Half an hour or more on one core, and nightly in continuous integration; the tests run the first 80 cases.
 fuzz: $(STAMP) ## 10,000 inputs that are a little wrong, none of which may end in a traceback; make fuzz ARGS='--kind suite'
 	@OMP_NUM_THREADS=1 $(BIN)/python tests/fuzzing.py $(ARGS)
 

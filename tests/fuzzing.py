@@ -1,4 +1,4 @@
-"""Fuzzing: suites, imports, data files, weights and command lines that are a little wrong; none may end in a traceback.
+"""Fuzzing: suites, imports, data files and command lines that are a little wrong; none may end in a traceback.
 
     python tests/fuzzing.py --cases 10000        `make fuzz`; prints what failed, with the command that repeats it
     python tests/fuzzing.py --kind import --only 417
@@ -356,43 +356,6 @@ def data(rng: random.Random, folder: Path) -> None:
             program("list", "data", "--data", str(root))
 
 
-def weights(rng: random.Random, folder: Path) -> None:
-    """A file of weights, a state or a model of a run, damaged."""
-    import torch
-    from safetensors.torch import save
-
-    from fatbench.engine.rounds import State
-    from fatbench.models import pretrained
-    from fatbench.report.figures import artifacts, plots
-    from fatbench.runner import checkpoints
-
-    tensors = {"a.weight": torch.ones(2, 3), "a.bias": torch.zeros(2), "n": torch.tensor(3)}
-    kind = rng.choice(["safetensors", "pth", "old", "state", "model", "artifacts"])
-    file = folder / f"w.{'pth' if kind in ('pth', 'old') else 'safetensors'}"
-    match kind:
-        case "safetensors":
-            file.write_bytes(save(tensors))
-        case "pth" | "old":
-            what: Any = rng.choice([tensors, {"state_dict": tensors, "epoch": 3}, [tensors], {"model": {"x": 1}}])
-            torch.save(what, file, _use_new_zipfile_serialization=kind == "pth")
-        case "state":
-            checkpoints.save_state(
-                file, State(1, tensors, {"c": {"x": torch.ones(2)}}, {0: {"x": torch.ones(3)}}), cell="c"
-            )
-        case "model":
-            checkpoints.save_model(file, tensors, {0: {"a.bias": torch.ones(2)}}, cell="c", round="1")
-        case _:
-            checkpoints.save_artifacts(file, tensors, "c", 1)
-    if rng.random() < 0.9:
-        file.write_bytes(garbled(rng, file.read_bytes()))
-    reads(lambda: pretrained.from_file("vit", file))
-    reads(lambda: checkpoints.load_state(file, "cpu"))
-    reads(lambda: checkpoints.load_model(file, "cpu"))
-    reads(lambda: plots.pictures(artifacts.load(file)))
-    if rng.random() < 0.3:
-        program("evaluate", str(file), "--db", str(folder / "e.db"))
-
-
 def line(rng: random.Random, folder: Path) -> None:
     """A command line: words of the program, values that are a little wrong."""
     home = folder.parent
@@ -448,7 +411,7 @@ def commands() -> dict[tuple[str, ...], list[str]]:
     return _COMMANDS
 
 
-KINDS: dict[str, Case] = {"suite": suite, "import": import_, "data": data, "weights": weights, "line": line}
+KINDS: dict[str, Case] = {"suite": suite, "import": import_, "data": data, "line": line}
 
 
 # --- running them ------------------------------------------------------------------------------------------------

@@ -545,8 +545,3 @@ def test_validation_resumes_bit_for_bit_beside_a_aggregator_with_memory():
         assert torch.equal(a.state.model["w"], b.state.model["w"])
         assert a.metrics == b.metrics
         assert same(a.state.server, b.state.server)
-
-
-def test_somebody_has_to_train():
-    with pytest.raises(ValueError, match="validators: 3 of 3 clients leave none to train"):
-        run("fedavg_validated", problem(), validators=3)

@@ -16,7 +16,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import data_layouts as layouts
 import numpy
 import pytest
 import torch
@@ -87,26 +86,6 @@ def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
     with pytest.raises(SystemExit):
         cli.main()
     return capsys.readouterr().out
-
-
-def test_importing_costs_nothing_and_names_stay_functions() -> None:
-    """Neither torch nor pandas; `fatbench.run` is the function also after the folder of that name was imported, and
-    every public name is still what it was after every submodule was.
-    """
-    code = (
-        "import importlib, pkgutil, sys, fatbench; assert 'torch' not in sys.modules and 'pandas' not in sys.modules;"
-        "from fatbench.runner import worker; import fatbench.runner.start;"
-        "assert fatbench.run is fatbench.api.run;"
-        "assert set(fatbench.__all__) <= set(dir(fatbench)); [getattr(fatbench, n) for n in fatbench.__all__];"
-        "assert 'torch' not in sys.modules;"
-        "[importlib.import_module(m.name) for m in pkgutil.iter_modules(fatbench.__path__, 'fatbench.')"
-        " if not m.name.endswith('__main__')];"
-        "assert all(callable(getattr(fatbench, n)) for n in fatbench.__all__ if n not in ('attacks', '__version__'));"
-        "assert callable(fatbench.attacks.pgd)"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
-    with pytest.raises(AttributeError, match="module 'fatbench' has no attribute 'tabel'"):
-        _ = fatbench.tabel  # type: ignore[attr-defined]
 
 
 def test_suites_and_plan_are_those_of_the_command_line(
@@ -278,14 +257,6 @@ def test_a_mistake_in_what_an_attack_is_given_is_named(change: dict[str, Any], s
 
 
 LINEAR = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
-WHOLE = (-1, 0, True, 2.0, 2.5, "3", float("nan"), [3])
-
-
-@pytest.mark.parametrize("name", ["n", "batch", "size"])
-@pytest.mark.parametrize("value", WHOLE)
-def test_limits_stand_in_the_function(name: str, value: Any) -> None:
-    with pytest.raises(SpecError, match=f"^{name}: expected a whole number of 1 or more, got "):
-        fatbench.evaluate(LINEAR, "digits", [], **{name: value})
 
 
 def test_what_is_no_number_is_named() -> None:
@@ -340,18 +311,11 @@ def test_numbers_out_of_range_are_named_by_every_function(call: Callable[[], Any
         call()
 
 
-def test_no_message_has_an_address_of_memory() -> None:
-    assert str(SpecError(f"got {object()!r} and {len!r}")) == "got <object object> and <built-in function len>"
-    with pytest.raises(SpecError, match=r"got an object$"):
-        fatbench.load_data(object())
-
-
 # --- evaluate -----------------------------------------------------------------------------------------------------
 
 
 def test_a_module_in_memory_is_judged_and_left_alone(here: Path) -> None:
     """Always class 0: of the first 50 digits as many are right as are zeros, under every attack."""
-    from fatbench.data import DATASETS
 
     module = nn.Sequential(nn.Flatten(), nn.Linear(64, 10)).train()
     with torch.no_grad():
@@ -387,11 +351,6 @@ def test_a_script_without_a_guard_is_told_so_before_anything_runs(tmp_path: Path
 
 NOTEBOOK = ROOT / "docs" / "example.ipynb"
 HEADINGS = re.findall(r"^## (.*)$", PAGE, re.MULTILINE)[: len(BLOCKS)]
-
-
-def test_the_reference_names_every_function_without_sphinx() -> None:
-    text = (ROOT / "docs" / "reference.md").read_text(encoding="utf-8")
-    assert all(f"`{name}" in text for name in fatbench.__all__ if name != "__version__")
 
 
 def test_the_example_notebook_has_the_blocks_of_the_page() -> None:
@@ -610,19 +569,6 @@ def test_rows_of_hugging_face_are_images_and_labels() -> None:
             fatbench.evaluate(zeros(), wrong, "fgsm")
 
 
-def test_the_files_of_a_folder_that_are_not_read_are_named_once(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder = layouts.write_image_folder(tmp_path / "mine")
-    (folder / "test" / "ant" / "more.tga").write_bytes(b"\0")
-    (folder / "train" / "ant" / "more.tga").write_bytes(b"\0")  # an external model is only attacked
-    net = nn.Sequential(nn.Flatten(), nn.Linear(432, 2))
-    data = {"name": "image_folder", "path": str(folder), "size": 12}
-    found = fatbench.evaluate(net, data, ["fgsm"])
-    assert "files in the folders of its classes that are not read: 1" in found.doubts
-    assert capsys.readouterr().err.count(f"{folder / 'test' / 'ant'}: 1 file is not read") == 1
-
-
 def test_attacks_as_objects_do_what_they_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The text of a function decides whether a stored number is of it; torchattacks' object is that of its name."""
     import torchattacks
@@ -650,39 +596,6 @@ def test_attacks_as_objects_do_what_they_say(tmp_path: Path, monkeypatch: pytest
         assert fatbench.evaluate(net, (x, y), own, db=db).accuracy["own"] == pytest.approx(expected)
     with pytest.raises(SpecError, match="another model"):
         fatbench.evaluate(zeros(), (x, y), torchattacks.FGSM(net))
-
-
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ({"eps": 8}, "^eps: expected a part of the pixel range"),
-        ({"attacks": "pgd-20"}, "^attacks: no attack is named 'pgd-20'.*did you mean 'pgd20'"),
-        ({"dataset": "digit"}, "did you mean 'digits'"),
-        ({"dataset": "dictionary"}, r"^dataset: .*fatbench\.register\(function, 'data'\)"),
-        ({"dataset": None}, "^dataset: name the data set, or a suite to go by"),
-        ({"mean": 0.3}, "^mean and std go together"),
-        ({"expect_natural": 95}, "^expect_natural: expected a fraction"),
-        ({"expect_natural": "0.95"}, "^expect_natural: expected a fraction"),
-        ({"n": -1}, "^n: expected a whole number of 1 or more, got -1"),
-        ({"n": 0}, "^n: expected a whole number"),
-        ({"n": True}, "^n: expected a whole number"),
-        ({"batch": 0}, "^batch: expected a whole number of 1 or more, got 0"),
-        ({"batch": 2.0}, "^batch: expected a whole number"),
-        ({"size": "8"}, "^size: expected a whole number"),
-        ({"seed": [0, 1]}, "^seed: expected a whole number of 0 or more"),
-        ({"dataset": (torch.zeros(4, 1, 8, 8), None)}, "y_test: expected integers"),
-        ({"model": {}}, "got a dict"),
-        ({"plugins": [flip]}, r"^plugins: expected files.*fatbench\.register"),
-    ],
-)
-def test_a_mistake_is_told_in_the_words_of_the_call(
-    change: dict[str, Any], said: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(DATASETS, "dictionary", flip)
-    with pytest.raises(SpecError, match=said) as caught:
-        fatbench.evaluate(**{"model": zeros(), "dataset": "digits", "attacks": ["fgsm"], "n": 20, **change})
-    shown = caught.value._render_traceback_()
-    assert len(shown) == 2 and str(caught.value) in shown[0] and "fatbench.evaluate(" in shown[1]
 
 
 # --- parts for a loop of one's own --------------------------------------------------------------------------------
@@ -819,29 +732,6 @@ def test_accuracies_are_fractions_in_what_is_asked_and_what_is_said() -> None:
     assert "%" not in str(said.value).replace("95 % interval", "")
 
 
-def test_numbers_of_numpy_and_torch_are_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    uploads = torch.rand(7, 3)
-    expected = fatbench.aggregate("krum", uploads, byzantine=2)
-    for two in (numpy.int64(2), torch.tensor(2), numpy.array(2)):
-        assert torch.equal(fatbench.aggregate("krum", uploads, byzantine=two), expected)
-    net, x, y = nn.Sequential(nn.Flatten(), nn.Linear(16, 3)), torch.rand(4, 1, 4, 4), torch.tensor([0, 1, 2, 0])
-    moved = fatbench.attacks.pgd(
-        net, x, y, eps=numpy.float32(0.1), step=torch.tensor(0.1), steps=numpy.int64(1), seed=1
-    )  # type: ignore[arg-type]
-    assert torch.equal(moved, fatbench.attacks.pgd(net, x, y, eps=float(numpy.float32(0.1)), step=0.1, steps=1, seed=1))
-    plain = fatbench.make_suite("sfat-cifar10", base={"train": 60}, seeds=[1, 2])
-    assert fatbench.make_suite("sfat-cifar10", base={"train": numpy.int64(60)}, seeds=numpy.arange(1, 3)) == plain
-    changed = {"train": numpy.int64(60), "algorithm.local.lr": numpy.float64(0.5)}
-    seeds, where = numpy.arange(1), {"method": numpy.array(["FAT", "SFAT"])}
-    found = fatbench.plan("sfat-cifar10", preset="smoke", override=changed, seeds=seeds, where=where)
-    asked = fatbench.plan(
-        "sfat-cifar10", preset="smoke", override={"train": 60, "algorithm.local.lr": 0.5}, seeds=[0],
-        where="method in [FAT, SFAT]",
-    )  # fmt: skip
-    assert found["cell"].tolist() == asked["cell"].tolist() != []
-
-
 def test_a_suite_can_change_every_section_of_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also that called `base`, like the first argument's old name."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -916,19 +806,6 @@ def test_a_function_from_a_cell_stands_beside_the_rows_of_a_suite(
     assert fatbench.plot(suite, x="round", y="train_loss", by="metric", db=db)._repr_png_().startswith(b"\x89PNG")
 
 
-def test_what_no_file_can_say_is_refused() -> None:
-    images = numpy.zeros(3)
-
-    def reads_images(updates, context):
-        return images
-
-    for function, said in ((reads_images, "reads 'images'"), (lambda updates, context: 0, "def NAME"), (flip, "takes")):
-        with pytest.raises(SpecError, match=said):
-            fatbench.register(function, "aggregator")
-    with pytest.raises(SpecError, match="did you mean 'aggregator'"):
-        fatbench.register(first_alone, "agregator")
-
-
 def test_trainings_of_one_name_are_one_row_and_are_tested(tmp_path: Path) -> None:
     """Three networks that are right about 0, 1 and 2 alone, against three that are never right."""
     db, x = tmp_path / "own.db", torch.rand(12, 1, 8, 8)
@@ -965,12 +842,6 @@ def test_trainings_of_one_name_are_one_row_and_are_tested(tmp_path: Path) -> Non
     ):
         with pytest.raises(SpecError, match=message):
             fatbench.compare(bits.loc["Mine"], bits.loc["Never"], groups=groups)
-
-
-def test_an_empty_answer_says_why(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert fatbench.results("tiny.yaml", seeds=31).empty and "seed 1 is stored" in capsys.readouterr().err
-    assert fatbench.results("tiny.yaml", where="metric=samples", seeds=[1])["value"].notna().all()
-    assert not capsys.readouterr().err
 
 
 def test_numbers_of_ones_own_are_a_table(tmp_path: Path) -> None:

@@ -307,12 +307,6 @@ def test_modes_that_mean_nothing_are_refused_before_anything_runs(settings, mess
     assert message in refused(**settings)
 
 
-def test_modes_that_mean_something_are_not_refused() -> None:
-    assert refused(mode="train", batch=1) == ""
-    assert refused(mode="train", local=LOCAL, buffers="sent", inversion=WITH) == ""
-    assert refused(inversion={**WITH, "statistics_from": "broadcast"}) == ""
-
-
 def test_normalising_each_image_by_itself_changes_the_normalisation_alone(tmp_path) -> None:
     """`norm: group` has the shapes of batch normalisation, no statistics, and one mode; its own weights fill it."""
     batches, images = (MODELS["small_cnn"]((1, 12, 12), 4, width=2, norm=norm) for norm in ("one", "group"))

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import functools
 import json
-import os
 import subprocess
 import sys
-import time
-from dataclasses import replace
 from pathlib import Path
 
 import members
@@ -17,9 +14,9 @@ import torch
 
 from benchmarks import many, own_edge, plain, rows, table
 from benchmarks.counters import flops
-from benchmarks.measure import Bench, interleaved, line, ratios
+from benchmarks.measure import Bench, line
 from benchmarks.rows import ROWS
-from benchmarks.scale import SERIES, draw
+from benchmarks.scale import SERIES
 from fatbench import models
 from fatbench.engine import local as local_module
 from fatbench.engine import randomness as rng
@@ -106,21 +103,6 @@ def test_passes_are_those_that_torch_counts(model: str, objective: str) -> None:
 # --- how it measures and what it says -----------------------------------------------------------------------------
 
 
-def test_sides_take_turns() -> None:
-    """Each run in a process of its own, which leaves nothing in this one; sleeping costs nothing, computing does."""
-    clock = time.monotonic
-    acts = {
-        "a": lambda: (os.getpid(), clock(), time.sleep(0.3)),
-        "b": lambda: (os.getpid(), clock(), sum(range(10**7))),
-    }
-    seconds, returned = interleaved(torch.device("cpu"), acts, 2)
-    assert len({os.getpid(), returned["a"][0], returned["b"][0]}) == 3 and returned["a"][1] < returned["b"][1]
-    assert max(seconds["a"]) < 0.05 < min(seconds["b"]) and len(seconds["a"]) == len(seconds["b"]) == 2
-    with pytest.raises(RuntimeError, match="a measured process failed"):
-        interleaved(torch.device("cpu"), {"a": lambda: 1 / 0}, 1)
-    assert ratios({"a": [4.0, 6.0], "b": [2.0, 2.0]}, "a", "b") == [2.0, 3.0]
-
-
 def test_the_table_says_what_is_met_and_what_was_not_measured(tmp_path: Path) -> None:
     where = {
         "device": "cpu (X)", "cores": 2, "threads": 1, "versions": {"torch": "2", "python": "3"}, "dirty": True,
@@ -146,11 +128,6 @@ def test_the_table_says_what_is_met_and_what_was_not_measured(tmp_path: Path) ->
     )
     assert (tmp_path / "bench-cpu.md").read_text() == text
     assert list(json.loads((tmp_path / "bench-cpu.json").read_text())) == ["one"]
-
-
-def test_a_series_is_drawn(tmp_path: Path) -> None:
-    draw(tmp_path / "x.png", {"x": [1, 2], "label": "workers", "y": {"seconds": [2.0, 1.0], "cells": [1.0, 2.0]}})
-    assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.nightly
@@ -181,22 +158,6 @@ def test_what_a_server_sees_with_an_edge_of_its_own_is_counted(monkeypatch: pyte
     found = own_edge.measure(images, torch.arange(3016) % 10)
     assert found["rounds"].keys() == {"1"} and found["rounds"]["1"].keys() == {"component", "initial", "own edge"}
     assert all(len(hits) == 2 and 0 <= hit <= 4 for hits in found["rounds"]["1"].values() for hit in hits)
-
-
-def test_rows_and_series_are_named_apart() -> None:
-    assert not ROWS.keys() & SERIES.keys()
-    assert all(row.__doc__ for row in (*ROWS.values(), *SERIES.values()))
-
-
-def test_what_people_run_is_laid_out_as_torch_does_it() -> None:
-    """After our side has trained the network with channels innermost."""
-    on = replace(problem(), path="loop")
-    local = LocalTraining(batch=8, lr=0.1, momentum=0.9, objective=objectives.standard)
-    train_cohort(on, {name: value.clone() for name, value in on.model.state_dict().items()}, [0], 0, local)
-    convolutions = [weight for weight in on.model.parameters() if weight.dim() == 4 and weight.shape[-1] > 1]
-    assert not any(weight.is_contiguous() for weight in convolutions)
-    theirs = rows._as_people(on)
-    assert all(weight.is_contiguous() for weight in theirs.model.parameters()) and theirs.path == "reference"
 
 
 @pytest.mark.nightly

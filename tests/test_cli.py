@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import os
 import re
@@ -14,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from fatbench import __version__
-from fatbench.runner import offers as offering
 from fatbench.suite import calls, files, signatures
 
 TINY = """
@@ -78,29 +76,6 @@ def test_no_arguments_and_help_and_version(run, place):
         assert "Run:" in out
     assert run("--version") == (0, f"fatbench {__version__}\n", "")
     assert run("plan", "tiny.yaml")[1].splitlines()[-2] == run("plan", "suite", "tiny.yaml")[1].splitlines()[-2]
-
-
-def test_a_plan_without_a_suite_says_what_fits(run, place, monkeypatch):
-    monkeypatch.setattr("fatbench.suite.files.available", lambda: {"tiny": place / "tiny.yaml"})
-    code, out, _ = run("plan", "--budget", "90m", "--on", "h100", "--preset", "paper")
-    assert code == 0 and re.search(r"tiny +paper +2 +\d+ s +digits", out)
-    code, _, err = run("plan", "--budget", "0m", "--on", "h100", "--preset", "paper")
-    assert code == 3 and "the shortest takes" in err
-    said: list[str] = []
-    assert [offer.suite for offer in offering.offers("h100", "paper", said.append)] == ["tiny"]
-    assert said == ["estimating tiny"]  # what a terminal shows meanwhile
-    (place / "mine.yaml").write_text("name: mine\nextends: tiny.yaml\npresets:\n  night: {}\n  weekend: {}\n")
-    assert [offer.suite for offer in offering.offers("h100", "paper", said.append)] == ["tiny", "mine.yaml"]
-    assert [offer.suite for offer in offering.offers("h100", "night", said.append)] == ["mine.yaml"]
-    assert ("mine.yaml", "weekend") in [(one.suite, one.preset) for one in offering.offers("h100", None, said.append)]
-    assert {one.preset for one in offering.offers("h100", None, said.append)} <= {"quick", "weekend"}
-    monkeypatch.setattr("fatbench.suite.files.load", lambda name: pytest.fail("nothing has run here: nothing to plan"))
-    code, _, err = run("plan")
-    assert code == 3 and "--on h100" in err and "--on", "here" in err
-    assert run("plan", "--budget", "8x")[::2] == (
-        2,
-        "fatbench: --budget: expected a time such as 8h, 90m or 2d, got '8x'\n",
-    )
 
 
 def test_start_up_is_quick_and_without_torch():
@@ -206,23 +181,6 @@ def test_a_mistake_is_one_message_and_the_documented_code(run, place, monkeypatc
     assert "Traceback" not in err
     assert len(err.strip().splitlines()) <= 2
     assert sorted(p.name for p in place.iterdir()) in (["tiny.yaml"], ["cache", "tiny.yaml"])  # nothing was written
-
-
-def test_unknown_options_are_usage_errors(run, place):
-    for arguments, message in {
-        ("plan", "suite", "tiny.yaml", "--smok"): "plan: no such option: --smok (did you mean '--smoke'?)",
-        ("plot", "--zzz", "x"): "plot: no such option: --zzz (known: --",
-        ("plan", "suite", "tiny.yaml", "--zz"): "plan: no such option: --zz (known: --attack, ",
-        ("plan", "suite", "tiny.yaml", "--smoke=3"): "fatbench: option '--smoke' does not take a value.",
-        ("report", "--format"): "fatbench: option '--format' requires an argument.",
-        ("status", "a", "b"): "status: got unexpected extra argument(s) (b)",
-        ("run", "suite", "tiny.yaml", "--jobs", "0"): "--jobs",
-        ("run", "suite", "tiny.yaml", "--jobs", "9" * 5000): "--jobs",
-        ("--zz",): "fatbench: no such option: --zz",
-    }.items():
-        code, out, err = run(*arguments)
-        assert (code, out) == (2, ""), arguments
-        assert message in err and len(err) < 300 and len(err.splitlines()) == 1, err
 
 
 def test_json_shapes(run, place):
@@ -422,39 +380,7 @@ def test_interrupted_and_killed_the_same_command_goes_on(run, place):
     assert "is intact" in run("check")[1]
 
 
-def test_every_way_to_start_a_run_lets_the_path_be_chosen() -> None:
-    from fatbench import api, settings
-    from fatbench.runner.run_options import RunOptions
-
-    assert inspect.signature(api.run).parameters["path"].default is None and RunOptions().path == "auto"
-    with settings.options({}, ["run.path=loop"]):
-        assert RunOptions().path == "loop" and RunOptions(path="graphs").path == "graphs"
-
-
 # --- a first look -------------------------------------------------------------------------------------------------
-
-
-def test_the_list_of_suites_is_a_line_each_under_their_papers(run, monkeypatch, tmp_path):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setenv("COLUMNS", "80")
-    names = {row["name"]: row["presets"] for row in json.loads(run("list", "suites", "--format", "json")[1])["suites"]}
-    listed = {}
-    for every in ([], ["--all"]):
-        lines = run("list", "suites", *every)[1].splitlines()
-        assert all(len(line) <= 80 for line in lines)
-        listed[bool(every)] = [line.split()[:2] for line in lines if line.startswith("  ")]
-        assert "SFAT (Zhu et al., ICLR 2023)" in lines and "Others" not in lines
-    assert sorted(listed[True]) == sorted([name, str(presets["paper"])] for name, presets in names.items())
-    assert [row for row in listed[True] if "-jpeg" not in row[0]] == listed[False]
-
-
-def test_a_plan_is_a_line_a_cell_and_says_once_what_all_share(run, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "60")
-    plan = ("plan", "suite", "sfat-cifar10", "-k", "optimizer=FedAvg and partition=Non-IID")
-    lines = run(*plan)[1].splitlines()
-    assert lines[0].startswith("all: partition Non-IID, optimizer FedAvg, ") and "Non-IID" not in lines[3]
-    ids = [cell["id"] for cell in json.loads(run(*plan, "--format", "json")[1])["cells"]]
-    assert [line.split()[0] for line in lines[3 : 3 + len(ids)]] == ids and max(map(len, lines[1:12])) <= 60
 
 
 def test_what_data_a_suite_needs(place, run):
@@ -469,12 +395,6 @@ def test_what_data_a_suite_needs(place, run):
     assert "@" in run("list", "papers", "sfat-mu", "--format", "bibtex")[1]
 
 
-def test_what_data_of_yours_a_suite_needs(place, run):
-    assert run("new", "dataset", "mine")[0] == 0
-    row = run("list", "data", "mine.yaml")[1].splitlines()[2]
-    assert row.split() == ["mine", "own", "1437", "360", "paper,", "smoke", "mine"]
-
-
 @pytest.mark.parametrize("where", ["evaluate", "objective"])
 def test_a_package_that_is_missing_is_said_before_a_run_begins(place, run, monkeypatch, where):
     """A plan needs it as little as its digits."""
@@ -487,14 +407,6 @@ def test_a_package_that_is_missing_is_said_before_a_run_begins(place, run, monke
     said = "'torchattacks' needs the package torchattacks: pip install --no-deps torchattacks"
     assert (code, out) == (5, "") and re.fullmatch(rf"fatbench: cell \w{{12}}: {re.escape(said)}\n", err), err
     assert sorted(os.listdir()) == ["tiny.yaml"]
-
-
-def test_a_status_of_a_database_that_is_not_there_says_so(place, run):
-    """Where it was named, so that a slip is no empty answer; without a name nothing has been run yet."""
-    for name in ([], ["tiny.yaml"]):
-        said = "fatbench: no.db does not exist: nothing has been run yet\n"
-        assert run("status", *name, "--db", "no.db") == (4, "", said)
-    assert "0 done, 0 failed, 0 running, 2 todo" in run("status", "tiny.yaml")[1]
 
 
 def test_an_attack_that_is_written_out_is_run_and_shown(run, place):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import signal
 import socket
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -202,9 +201,3 @@ def test_what_ray_cannot_do(machine, monkeypatch):
     assert ray.slots("auto", 3, 1, machine.db) == ["cpu"] * 3
     with pytest.raises(MachineError, match=r"^device=cuda: the Ray cluster has no GPU"):
         ray.slots("cuda", None, 1, machine.db)
-
-
-def test_an_extra_that_is_not_installed(monkeypatch, machine):
-    monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(SpecError, match=r"^executor=ray needs .*: pip install 'fatbench\[ray\]'"):
-        ray.slots("cpu", 1, 1, machine.db)

@@ -10,8 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from fatbench.cli import app
-from fatbench.engine.rounds import Number
 from fatbench.store.stages import Store
 from fatbench.suite import files
 
@@ -85,24 +83,3 @@ def test_suites_presets_cells_and_formats(place: Path) -> None:
     }
     lines = [["fatbench", *line.split(" ")] for line in offers]
     assert dict(zip(offers, offered(*lines), strict=True)) == offers
-
-
-def test_report_without_a_name_shows_own_suites(
-    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Its file is in the working directory; one whose file is elsewhere is said."""
-    (cell,) = files.load("mine.yaml").plan().cells
-    with Store.open("a.db", create=True) as store:
-        store.add_cell(cell.id, cell.spec)
-        for suite, stage in (("mine", "train"), ("gone", "natural-gone@1"), ("mine", f"{cell.evaluations[0].id}@1")):
-            run = store.claim(cell.id, stage, suite=suite, total=1, provenance={})
-            assert run is not None
-            if stage == "train":
-                store.commit(run, round=1)
-            store.finish(run, [Number("natural", 0.5, 1, n=30)] if "natural" in stage else [])
-    monkeypatch.setattr(sys, "argv", ["fatbench", "report", "--format", "markdown", "--db", "a.db"])
-    with pytest.raises(SystemExit) as exit:
-        app.main()
-    out, err = capsys.readouterr()
-    assert exit.value.code in (0, None) and out.startswith("### A: Mine") and out.count("###") == 1
-    assert err == "fatbench: suite 'gone' has results, but its file was not found: fatbench report FILE\n"

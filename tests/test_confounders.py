@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from test_suites import NAMES
+from test_suites import QUICKLY
 
 from fatbench import report
 from fatbench.report import contrasts, sentences
@@ -108,7 +108,7 @@ def test_what_rows_differ_in(
     assert sorted(one for _, one in report.unlike(suite, [suite.plan()])) == sorted(sentences)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", QUICKLY)
 def test_rows_of_our_suites_differ_in_their_labels_alone(name: str) -> None:
     suite = files.load(name)
     assert report.unlike(suite, [suite.plan(preset) for preset in suite.presets()]) == []

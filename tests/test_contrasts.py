@@ -24,7 +24,7 @@ from fatbench.store.stages import Store
 ROOT = Path(__file__).parent.parent
 GOLDEN = ROOT / "tests" / "golden" / "contrasts.json"
 FILES = sorted(runpy.run_path(str(ROOT / "docs" / "results_pages.py"))["files_of_rows"]())
-QUICK = ("fedvkd-robust-cpu", "sfat-jpeg75-cpu", "sfat-bf16-cpu")
+QUICK = ("fedvkd-robust-cpu",)
 
 
 def unequal(now: Any, before: Any, place: str = "") -> Iterator[str]:

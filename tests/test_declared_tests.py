@@ -11,8 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fatbench import report
-from fatbench.errors import SpecError
 from fatbench.report import contrasts, sentences
 from fatbench.report.numbers.statistics import contrast, holm
 from fatbench.report.numbers.stored import Measurement
@@ -68,12 +66,6 @@ def test_contrasts_by_label_and_by_position(tmp_path: Path) -> None:
     assert [one.of_two for one in tests.contrasts.values()] == [False, False, True]
     assert written(tmp_path, "").tests == []
     assert written(tmp_path, "tests: {margin: 2}\n").margin == 2
-
-
-def test_a_metric_that_no_preset_evaluates(tmp_path: Path) -> None:
-    suite = written(tmp_path, "tests: {family: f, metrics: [fsgm], contrasts: {x: {A: 1, B: -1}}}\n")
-    with pytest.raises(SpecError, match=r"four.yaml:20: metrics: no preset evaluates 'fsgm' \(did you mean 'fgsm'\?\)"):
-        report.check_headings(suite, [suite.plan("paper")])
 
 
 # --- the family --------------------------------------------------------------------------------------------------
@@ -332,18 +324,6 @@ def test_comparisons_of_a_filter_and_missing_seeds(tmp_path: Path) -> None:
     assert sentences.family([], suite.tests[0], plan, "last") == (
         "suite four, preset paper: family 'f' is of points of the grid that are not in this preset\n"
     )
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("sfat-cifar10",), "suite 'sfat-cifar10' declares no contrasts"),
-        (("FAT",), "missing B: fatbench compare FAT B"),
-    ],
-)
-def test_mistakes_on_the_command_line(db: str, arguments: tuple[str, ...], message: str, run: Any) -> None:
-    code, _, err = run("compare", *arguments, "--db", db)
-    assert code == 2 and message in err
 
 
 def test_a_formula_has_what_is_subtracted_last() -> None:

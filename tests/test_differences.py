@@ -12,7 +12,6 @@ import pytest
 from typer.testing import CliRunner
 
 from fatbench.cli.app import app
-from fatbench.errors import NothingMatched, SpecError
 from fatbench.store.stages import Store
 
 ROOT = Path(__file__).parent.parent
@@ -74,22 +73,6 @@ def test_every_format_says_the_same(db: str) -> None:
         assert "Methods of federated adversarial training on skewed clients" in title and "CPU PRESET - not" in title
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        (["report", "privacy-updates", "--preset", "cpu", "--differences", "--metric", "pgd20"], "names no baseline"),
-        (
-            ["report", "fat-baselines", "--preset", "cpu", "--differences", "--metric", "pgd2"],
-            "evaluates no 'pgd2' (did you mean",
-        ),
-        ([*COMMAND, "--table", "robust"], "^differences is a table by itself"),
-    ],
-)
-def test_what_it_cannot_be_asked(options: list[str], said: str, db: str) -> None:
-    with pytest.raises(SpecError, match=said.replace("(", r"\(")):
-        CliRunner().invoke(app, [*options, "--db", db], catch_exceptions=False)
-
-
 def test_it_fits_a_terminal_and_names_what_is_not_measured(db: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Columns that the baseline lacks need be asked for; methods without a number are named."""
     monkeypatch.setenv("COLUMNS", "80")
@@ -105,9 +88,3 @@ def test_latex_is_a_float_with_the_command_that_made_it(db: str) -> None:
     text = printed(db, "--format", "latex")
     assert "fat-baselines --preset cpu --differences --metric autoattack --format latex" in text
     assert r"\caption{" in text and r"\end{table}" in text and "MixFAT, weighted" in text
-
-
-def test_without_a_database_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(NothingMatched, match=r"fatbench\.db does not exist"):
-        CliRunner().invoke(app, COMMAND, catch_exceptions=False)

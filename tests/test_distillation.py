@@ -465,12 +465,3 @@ def test_the_rate_decays_and_the_temperature_and_alpha_count(box: str) -> None:
     for name, value in slow[0].state.model.items():
         if not name.endswith(("running_mean", "running_var", "num_batches_tracked")):
             torch.testing.assert_close(slow[1].state.model[name], value)
-
-
-def test_models_without_an_edge_are_refused() -> None:
-    on, state = images()
-    with pytest.raises(ValueError, match="Linear has no extractor"):
-        next(iter(run("fedgkt", replace(on, model=nn.Linear(1, 1)), state, 1)))
-    on, state = images(box="fedgkt")
-    with pytest.raises(ValueError, match="fedvkd needs a server with a distillation head: model edge_vit"):
-        next(iter(run("fedvkd", on, state, 1)))

@@ -59,14 +59,6 @@ def parsed(arguments: list[str]) -> None:
     program.commands[words[0]].make_context(words[0], words[1:], parent=root)
 
 
-def test_a_command_line_with_a_mistake_is_found() -> None:
-    parsed(["report", "x", "--format", "html"])
-    with pytest.raises(Exception, match="No such option"):
-        parsed(["report", "x", "--fromat", "html"])
-    with pytest.raises(KeyError, match="reprot"):
-        parsed(["reprot"])
-
-
 @pytest.mark.parametrize("page", [page for page in PAGES if commands(page)], ids=name)
 def test_every_command_of_every_page_is_one(page: Path) -> None:
     for arguments in commands(page):

@@ -166,21 +166,3 @@ def test_an_edge_that_emits_another_shape_than_the_server_takes_is_refused(name:
     with pytest.raises(ValueError, match=re.escape(f"{name}: the edge emits features of shape (9, 32, 32), ")) as error:
         build(name, width=9, takes=16, **SETTINGS[name])
     assert str(error.value).endswith("the server takes (16, 32, 32)")
-
-
-def test_features_that_are_no_whole_patches_are_refused() -> None:
-    message = "edge_vit: the edge emits features of shape (64, 30, 30), the server takes (64, 28, 28)"
-    with pytest.raises(ValueError, match=re.escape(message)):
-        build("edge_vit", (3, 30, 30), **VIT)
-
-
-def test_heads_that_do_not_divide_the_width_are_refused() -> None:
-    with pytest.raises(ValueError, match="whole_vit: dim 10 is not a multiple of heads 3"):
-        build("whole_vit", dim=10, depth=1, heads=3)
-
-
-def test_small_and_oblong_images_are_refused() -> None:
-    with pytest.raises(ValueError, match="edge_vit: needs images of at least 8x8, got 4x4"):
-        build("edge_vit", (3, 4, 4))
-    with pytest.raises(ValueError, match="edge_resnet8: needs square images, got 8x9"):
-        build("edge_resnet8", (3, 8, 9))

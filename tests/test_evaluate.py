@@ -17,7 +17,6 @@ import numpy
 import pytest
 import torch
 from crew import SUITE as CREW
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 import fatbench
@@ -277,21 +276,6 @@ def test_a_file_s_digest_and_its_network_s_are_stored(here: Path, run: Run) -> N
     }
 
 
-def test_safetensors_and_wrapped_states_are_the_same_model(here: Path, run: Run) -> None:
-    """Names with "module." (DataParallel) and a dictionary around the state, as training scripts write them."""
-    state = torch.load(here / "my.pt", weights_only=True)
-    save_file(state, here / "my.safetensors")
-    torch.save({"net": {f"module.{k}": v for k, v in state.items()}, "epoch": 3}, here / "wrapped.pth")
-    for name in ("my.safetensors", "wrapped.pth"):
-        external = evaluate_external.from_file(here / name, "my_model.py:make")
-        said = networks.load(network := external.build((1, 8, 8), 10), name, external.state)
-        assert said == ("wrapped.pth: names without 'module.' before them" if name == "wrapped.pth" else "")
-        assert all(torch.equal(value, state[key]) for key, value in network.state_dict().items())
-    for options in ("", " --dataset digits"):  # a run's models end so, too
-        code, _, err = run(f"fatbench evaluate my.safetensors{options}")
-        assert code == 2 and "my.safetensors is no checkpoint of a run; a state dict needs --model" in err
-
-
 # --- what a network sees ------------------------------------------------------------------------------------------
 
 
@@ -316,11 +300,6 @@ def test_probabilities_become_logits_with_the_same_softmax() -> None:
     chances = torch.tensor([[0.7, 0.2, 0.1], [1.0, 0.0, 0.0]])
     model = networks.Preprocessed(nn.Identity(), outputs="probabilities")
     torch.testing.assert_close(model(chances[:, :, None, None]).flatten(1).softmax(1), chances)
-
-
-def test_a_timm_network_takes_the_channels_and_classes_of_the_data() -> None:
-    model = networks.network("timm/resnet18", (1, 32, 32), 7).eval()
-    assert model(torch.zeros(1, 1, 32, 32)).shape == (1, 7)
 
 
 # --- what is implausible ------------------------------------------------------------------------------------------
@@ -466,12 +445,6 @@ def test_mistakes(here: Path, run: Run, arguments: str, code: int, message: str)
     assert (found, out) == (code, "")
 
 
-def test_a_network_for_other_classes(here: Path) -> None:
-    module = nn.Sequential(nn.Flatten(), nn.Linear(64, 2))
-    with pytest.raises(SpecError, match="gives 2 for an image instead of 10 numbers"):
-        fatbench.evaluate(module, dataset="digits", attacks=[])
-
-
 def test_a_task_like_a_suite_s_cells() -> None:
     """Cells of one data set make one task, also if only one of them faces AutoAttack; a cell of another size makes two.
 
@@ -490,14 +463,6 @@ def test_a_task_like_a_suite_s_cells() -> None:
     ):
         with pytest.raises(SpecError, match="its cells differ in data, size or attacks: choose some by a filter"):
             evaluate_external.task_like(replace(plan, cells=[*plan.cells, cell]))
-
-
-def test_a_model_without_clients_is_not_attacked_on_clients_own_images() -> None:
-    plan = files.load("fat-personal").plan("smoke")
-    assert [one.label for one in evaluate_external.task_like(plan).evaluations] == ["natural", "pgd20"]
-    on_clients = [replace(cell, evaluations=tuple(one for one in cell.evaluations if one.on)) for cell in plan.cells]
-    with pytest.raises(SpecError, match="all its attacks are on the clients' own images"):
-        evaluate_external.task_like(replace(plan, cells=on_clients))
 
 
 # --- the whole way ------------------------------------------------------------------------------------------------

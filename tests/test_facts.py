@@ -6,6 +6,7 @@ import copy
 import inspect
 
 import pytest
+import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fatbench.errors import SpecError
@@ -379,7 +380,8 @@ def test_an_entry_says_whether_its_network_has_batch_normalisation(name):
     settings = inspect.signature(MODELS[name]).parameters
     for head in ("cls", "cls_vis") if "head" in settings else (None,):
         chosen = {} if head is None else {"head": head}
-        network = MODELS[name]((3, 32, 32), 10, **chosen)
+        with torch.device("meta"):
+            network = MODELS[name]((3, 32, 32), 10, **chosen)
         built = any(isinstance(module, _BatchNorm) for module in network.modules())
         assert Facts({"model": {"name": name, **chosen}}).batch_norm == built
 
@@ -557,6 +559,7 @@ def test_the_head_of_a_model_is_known_without_building_it(name: str) -> None:
     """The weights that emit logits, for plans of what crosses without them; `edge_*` have a second classifier."""
     model = {"name": name, **({"patch": 4} if name in ("tnt", "vit", "t2t") else {})}
     cell = Facts({"model": model, "data": {"name": "digits"}, "size": 32})
-    network = calls.build("Model", calls.check("Model", model))((cell.channels, 32, 32), cell.classes)
+    with torch.device("meta"):
+        network = calls.build("Model", calls.check("Model", model))((cell.channels, 32, 32), cell.classes)
     heads = {*logit_parameters(network)}
     assert cell.head == sum(value.numel() for key, value in network.named_parameters() if key in heads) > 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from dataclasses import replace
 
 import pytest
@@ -176,8 +175,3 @@ def refused(attack: object, algorithm: dict | None = None) -> str:
 def test_poison_that_reaches_nobody_is_refused(attack, algorithm, message) -> None:
     answer = refused(attack, algorithm)
     assert message in answer if message else answer == ""
-
-
-def test_the_last_form_names_its_shapes() -> None:
-    with pytest.raises(ValueError, match="the adversary returns"):
-        rounds(Malicious(1, functools.partial(lambda features, answers, labels: (features[:1], answers, labels))), 1)

@@ -210,13 +210,6 @@ def test_update_counts_follow_the_closed_form(defence, kind):
     assert last.metrics["updated_rounds"] == pytest.approx(float((torch.arange(7) * measured).sum()))
 
 
-def test_batch_normalisation_is_refused():
-    on = problem()
-    on.model.bn = nn.BatchNorm1d(2)
-    with pytest.raises(ValueError, match="fedsgd: clients upload gradients only"):
-        run(on)
-
-
 # --- DP-SGD -------------------------------------------------------------------------------------------------------
 
 

@@ -14,7 +14,6 @@ from torch import nn
 
 from benchmarks.fidelity import __main__ as tool
 from benchmarks.fidelity import claims, measure, sources, table
-from fatbench.errors import MachineError
 from fatbench.suite import files
 
 BENCH = Path(__file__).parent.parent / "results" / "bench"
@@ -101,36 +100,6 @@ def clone(tmp_path: Path) -> tuple[Path, sources.Source]:
         git("commit", "--quiet", "--message", str(value))
     (folder / "code" / "their_module.py").write_text("VALUE = 3\n")
     return tmp_path / "clones", sources.Source("some/program", git("rev-parse", "HEAD~1").strip(), ("code",))
-
-
-def test_the_pinned_commit_is_unpacked_whatever_else_is_there(
-    clone: tuple[Path, sources.Source], tmp_path: Path
-) -> None:
-    clones, source = clone
-    place = sources.unpacked(source, clones, tmp_path / "cache", tmp_path / "into")
-    assert [file.name for file in place.iterdir()] == ["code"]
-    with sources.imported(place / "code", "their_module") as (module,):
-        assert module.VALUE == 1
-        assert torch.ones(2).cuda().device.type == "cpu"
-    assert "their_module" not in sys.modules and str(place / "code") not in sys.path
-
-
-def test_a_clone_without_the_commit_is_refused(clone: tuple[Path, sources.Source], tmp_path: Path) -> None:
-    clones, source = clone
-    with pytest.raises(MachineError, match=r"some/program: .*\(commit 000000000000 in "):
-        sources.unpacked(replace(source, commit="0" * 40), clones, tmp_path, tmp_path / "into")
-
-
-def test_no_clone_is_one_line_and_exit_code_2(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = tmp_path / "out"
-    monkeypatch.setattr(sys, "argv", ["fidelity", "--clones", str(tmp_path), "--only", "sfat", "-o", str(out)])
-    assert tool.main() == 2
-    assert capsys.readouterr().err == (
-        f"fidelity: ZFancy/SFAT: no clone in {tmp_path} (ZFancy+SFAT, ZFancy/SFAT or SFAT)\n"
-    )
-    assert not out.exists()
 
 
 def test_a_comparison_that_fails_is_named(

@@ -7,8 +7,6 @@ import io
 import json
 import math
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -18,8 +16,6 @@ from typing import Any
 import measured
 import numpy as np
 import pytest
-from matplotlib.collections import PolyCollection
-from matplotlib.figure import Figure
 from PIL import Image
 from safetensors.numpy import save_file
 
@@ -27,7 +23,7 @@ from fatbench import report
 from fatbench.engine.rounds import Number
 from fatbench.errors import MachineError, NothingMatched, SpecError
 from fatbench.report import contrasts, sentences
-from fatbench.report.figures import artifacts, forest, heat_map, panel_kinds, plots, series, styles
+from fatbench.report.figures import artifacts, forest, plots, series, styles
 from fatbench.report.formats import records
 from fatbench.report.numbers.doubts import Doubt
 from fatbench.report.numbers.sources import Source
@@ -202,22 +198,6 @@ def test_missing_seeds_and_numbers_that_are_none(drawn: Suite) -> None:
     assert [(point.seeds, point.std is None) for point in points] == [((1, 2), False), ((1,), True)]
     assert points[1].mean == pytest.approx(0.3)
     assert dict(plot.notes)["incomplete"] == "2 of 8 lines average fewer seeds than planned, at some rounds or all"
-
-
-def test_bars_lie_where_the_names_of_their_groups_do_not_fit_side_by_side(drawn: Suite) -> None:
-    """A bar's length is its number; panels of the same numbers have one axis."""
-    long = [f"a method with a long name, {i}" for i in range(4)]
-    plan = drawn.plan()
-    plot = plot_of(build(drawn, plan, rows_of(plan)), "labels")
-    one = next(line for panel in plot.panels for line in panel.lines if line.points)
-    lines = [replace(one, key={"method": name}) for name in long]
-    high = [replace(line, points=[replace(line.points[-1], mean=0.9)]) for line in lines]
-    panels = [series.Panel({"split": "a"}, lines), series.Panel({"split": "b"}, high)]
-    lying = replace(plot, panels=panels, figure=plot.figure.model_copy(update={"panels": ["split"]}))
-    first, second, *_ = plots.page_of(lying, {}, panels, None).axes
-    assert [text.get_text() for text in first.get_yticklabels()] == long
-    assert {round(bar.get_width(), 6) for bar in second.patches} == {90.0}
-    assert first.get_xlim() == second.get_xlim() and first.get_xlabel() == second.get_xlabel() != ""
 
 
 def test_a_line_without_a_number_is_named_and_ones_own_is_marked(drawn: Suite, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -413,13 +393,6 @@ def more(change: tuple[str, str] = ("", "")) -> Suite:
     return files.load("drawn.yaml")
 
 
-def test_points_of_several_conditions(drawn: Suite) -> None:
-    suite = more()
-    plot = plot_of(build(suite, suite.plan(), rows_of(suite.plan())), "some")
-    keys = [tuple(one.key.values()) for one in plot.panels[0].lines]
-    assert keys == [("skewed", "FAT"), ("even", "Uniform")]
-
-
 def test_differences_seed_by_seed_beside_published_ones(drawn: Suite) -> None:
     """Uniform has 0.5 more than FAT at each seed, in class 1 a quarter of that; seed 2 of FAT lacks, so it has none."""
     suite = more()
@@ -484,17 +457,6 @@ def test_figures_that_cannot_be(drawn: Suite, change: tuple[str, str], message: 
     assert message in str(error.value)
 
 
-def test_more_looks_than_colours_are_told_apart(drawn: Suite) -> None:
-    """Ten that differ in one thing have ten looks; two of four combinations have a colour each."""
-    assert len({styles._style_of(i, 10).colour for i in range(10)}) == 10
-    assert len({(one.colour, one.style) for one in (styles._style_of(i, 14) for i in range(14))}) == 14
-    suite = more()
-    axes = axes_of(plot_of(build(suite, suite.plan(), rows_of(suite.plan())), "some"))[0]
-    assert [text.get_text() for text in axes.figure.legends[0].get_texts()] == ["skewed, FAT", "even, Uniform"]
-    assert [one.get_color() for one in axes.get_lines()] == list(styles.COLOURS[:2])
-    assert [styles.axis_label("alpha", "1/6"), styles.axis_label("method", "FAT")] == ["alpha 1/6", "FAT"]
-
-
 def fill(store: Store, plan: Plan, rows: list[dict[str, Any]]) -> None:
     """Rows as the engine would leave them: every stage done."""
     for one in plan.unique():
@@ -524,7 +486,7 @@ def keep(folder: Path, round: int, **more: np.ndarray) -> None:
     save_file({**kept, **more}, folder / "artifacts" / f"round-{round:06d}.safetensors")
 
 
-@pytest.mark.parametrize("format", plots.FORMATS)
+@pytest.mark.parametrize("format", [pytest.param(f, marks=[pytest.mark.nightly] * (f != "svg")) for f in plots.FORMATS])
 def test_every_kind_is_drawn_and_drawn_again_the_same(drawn: Suite, format: str) -> None:
     """The same numbers give the same bytes; the title, the label of a reduced preset and the provenance are inside."""
     plan = drawn.plan("smoke")
@@ -555,161 +517,7 @@ def axes_of(plot: series.Plot, files: Path | None = None) -> list[Any]:
     return plots.page_of(plot, names, panels, files).axes
 
 
-def test_curves_as_drawn(drawn: Suite, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In per cent, over rounds; lines of two dimensions differ in colour by label and in style by heading."""
-    monkeypatch.setattr(panel_kinds, "FEW", 2)
-    plan = drawn.plan()
-    plot = plot_of(build(drawn, plan, rows_of(plan)), "curves")
-    axes = axes_of(plot)
-    assert [one.get_title() for one in axes] == ["skewed", "even"]
-    assert [(one.get_xlabel(), one.get_ylabel()) for one in axes] == [("round", "per cent")] * 2
-    lines = axes[0].get_lines()
-    assert list(lines[0].get_ydata()) == pytest.approx([25, 35])
-    seen = [(one.get_color(), one.get_linestyle()) for one in lines]  # FAT clean, FAT attacked, Uniform ...
-    a, b = styles.COLOURS[:2]
-    assert sorted(seen) == sorted([(a, "-"), (a, "--"), (b, "-"), (b, "--")])
-    assert axes[0].get_ylim() == axes[1].get_ylim()
-    assert len(axes[0].collections) == 4  # the bands
-    legend = axes[0].figure.legends[0]
-    assert [text.get_text() for text in legend.get_texts()] == ["FAT", "Uniform", "clean", "attacked"]
-
-
-def test_a_line_far_below_all_others_does_not_flatten_them() -> None:
-    """Four lines between 40 and 60; a fifth at 20 is a number at the edge, at 30 it is within the axis."""
-
-    def axes_with(lowest: float) -> Any:
-        means = {"a": (0.4, 0.5), "b": (0.45, 0.55), "c": (0.5, 0.6), "d": (0.42, 0.58), "e": (lowest, lowest)}
-        panel = series.Panel({}, [
-            series.Line({"method": method}, "PGD", Source.parse("train:monitor"), None,
-                        [series.SeriesPoint(i + 1, mean, None, (0,)) for i, mean in enumerate(of)], 1, ("x",))
-            for method, of in means.items()
-        ])  # fmt: skip
-        axes = Figure().subplots()
-        looks = {method: styles.Style("#000000", 0) for method in means}
-        panel_kinds.curves(panel, axes, lambda line: line.key["method"], looks)
-        panel_kinds.leave_out_below(panel, axes, lambda line: line.key["method"], looks)
-        return axes
-
-    axes = axes_with(0.2)
-    assert axes.get_ylim()[0] == pytest.approx(34) and axes.texts[0].get_text().startswith("e: 20 ")
-    axes = axes_with(0.3)
-    assert axes.get_ylim()[0] < 30 and not axes.texts
-
-
-def test_lines_of_one_dimension_differ_in_colour_and_style(drawn: Suite, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(panel_kinds, "FEW", 2)
-    plan = drawn.plan()
-    plot = plot_of(build(drawn, plan, rows_of(plan)), "weights")
-    axes = axes_of(plot)
-    assert [(one.get_color(), one.get_linestyle()) for one in axes[0].get_lines()] == [
-        (styles.COLOURS[0], "-"), (styles.COLOURS[1], "--"),
-    ]  # fmt: skip
-    assert [text.get_text() for text in axes[0].figure.legends[0].get_texts()] == ["client 1", "client 2"]
-    assert axes[0].get_ylabel() == "weight"
-
-
-def test_bars_as_drawn(drawn: Suite) -> None:
-    """Over classes at the last round: class 0 of FAT is 0.35 and class 1 a quarter. Over labels without an index."""
-    plan = drawn.plan()
-    found = build(drawn, plan, rows_of(plan))
-    [axes] = axes_of(plot_of(found, "classes"))
-    heights = sorted(bar.get_height() for bar in axes.patches)
-    assert heights == pytest.approx(sorted([35, 35 / 4, 85, 85 / 4]))
-    assert (axes.get_xlabel(), axes.get_ylabel()) == ("class", "accuracy (%)")
-    assert [text.get_text() for text in axes.get_xticklabels()] == ["0", "1"]
-    [axes] = axes_of(plot_of(found, "labels"))
-    assert [text.get_text() for text in axes.get_xticklabels()] == ["FAT", "Uniform"]
-    assert sorted(bar.get_height() for bar in axes.patches) == pytest.approx([17.5, 35, 85])
-
-
-def test_heat_maps_and_images_as_drawn(drawn: Suite) -> None:
-    """The mean over the last dimension, clients at the axes, of the last round and the first seed that has one."""
-    plan = drawn.plan()
-    found = build(drawn, plan, rows_of(plan))
-    keep(Path(cell(plan, "skewed", "FAT", 2).id), 1, adfl_cross=np.zeros((2, 2, 2), np.float32))
-    keep(Path(cell(plan, "skewed", "FAT", 2).id), 2)
-    heat, empty, *_ = axes_of(plot_of(found, "cross"), Path("."))
-    assert heat.get_title() == "FAT, p, round 2"
-    assert heat.images[0].get_array().tolist() == [[0.5, 0.75], [0, 1]]
-    assert [text.get_text() for text in heat.get_yticklabels()] == ["5", "8"]
-    assert empty.get_title() == "Uniform, p"
-    assert [text.get_text() for text in empty.texts] == ["no file on this machine"]
-    [sheet] = axes_of(plot_of(found, "images"), Path("."))
-    assert sheet.images[0].get_array().shape == (12, 12, 3)
-    assert [text.get_text() for text in sheet.get_yticklabels()] == ["5", "8"]
-
-
-@pytest.mark.parametrize("word", ["a749765607", "(11", "iii", "WWWW"])
-def test_lines_of_a_caption_fit_the_figure(word: str) -> None:
-    """As drawn, whatever the letters: none is cut off at the right, and another word would not have fitted."""
-    width, size = 5.2, 5.5
-    said = styles.wrap_to_width(" ".join([word] * 200), width, size)
-    figure = Figure(figsize=(width, 8), dpi=200)
-    lines = [figure.text(0, 0, line, fontsize=size).get_window_extent() for line in said.split("\n")]
-    assert said.split() == [word] * 200
-    inches = [extent.width / figure.dpi for extent in lines]
-    assert max(inches) <= width - 0.1
-    one = figure.text(0, 0, f"{word} ", fontsize=size).get_window_extent().width / figure.dpi
-    assert min(inches[:-1]) + one >= width - 0.3
-
-
-def test_many_panels_become_pages(drawn: Suite) -> None:
-    """13 labels on the first axis and 2 on the second are 26 panels: a page for each label of the first."""
-    labels = ", ".join(f"L{i}: {{algorithm: {{local: {{epochs: {i + 2}}}}}}}" for i in range(13))
-    many = written(("  method: {FAT", f"  size: {{{labels}}}\n  method: {{FAT"))
-    raw = Path("drawn.yaml").read_text()
-    Path("drawn.yaml").write_text(
-        raw[: raw.index("figures:")]
-        + "figures:\n  - {id: F, title: Many, where: {split: skewed}, panels: [size, method],"
-        + " series: {natural: 'train:natural'}}\n"
-    )
-    many = files.load("drawn.yaml")
-    plan = many.plan()
-    [plot] = build(many, plan, [])
-    pages = plots.paged(plot)
-    assert [(names, len(panels)) for names, panels in pages][:2] == [({"size": "L0"}, 2), ({"size": "L1"}, 2)]
-    assert plots.names(plot)[12] == "drawn-F-l12"
-
-
 # --- what rounds keep --------------------------------------------------------------------------------------------
-
-
-def test_sheets_and_heat_maps_and_lines(tmp_path: Path) -> None:
-    """Names do not matter, shapes do: images of one shape share a sheet, matrices are drawn, vectors are said."""
-    stack = np.full((12, 3, 4, 4), 0.5, np.float32)
-    keep(tmp_path, 5, original=(255 * stack).astype(np.uint8), odd=np.zeros((2, 2, 2, 2)), reconstruction=stack)
-    kept = artifacts.rounds(tmp_path)
-    assert list(kept) == [5]
-    tensors = artifacts.load(kept[5])
-    found = dict(plots.pictures(tensors, tile=8))
-    assert list(found) == ["adfl_cross", "adfl_images", "original-reconstruction"]
-    assert artifacts.lines(tensors) == [
-        "adfl_clients: 4 7", "adfl_weights: 0.25 0.75", "odd: (2, 2, 2, 2), from 0 to 0",
-    ]  # fmt: skip
-    page = np.asarray(Image.open(io.BytesIO(found["original-reconstruction"])))
-    for grey in (127, 128):  # uint8 rounds 127.5 down, a float is rounded to even
-        assert (page == grey).all(axis=2).sum() >= 12 * 8 * 8  # each image eight pixels wide
-    assert found == dict(plots.pictures(tensors, tile=8))
-    assert artifacts.clients("adfl_cross", tensors) == ["5", "8"]
-    assert artifacts.clients("original", tensors)[:2] == ["0", "1"]
-
-
-def test_squares_have_cividis_their_numbers_and_grey_where_there_is_none() -> None:
-    axes = Figure().subplots()
-    image = heat_map.squares(axes, [[0.0, 0.5, 1.0], [np.nan, 0.2, 0.9]], ["a", "b"], ["x", "y", "z"], ".1f")
-    ends = image.to_rgba([0.0, 1.0], bytes=True)[:, :3].tolist()
-    assert ends == [[0, 34, 77], [253, 231, 55]]
-    assert image.to_rgba([math.nan], bytes=True)[0, :3].tolist() == [0xD9, 0xDC, 0xE1]
-    assert [(text.get_text(), text.get_color()) for text in axes.texts][:3] == [
-        ("0.0", "white"), ("0.5", "white"), ("1.0", "black"),
-    ]  # fmt: skip
-    assert len(axes.texts) == 5 and [text.get_text() for text in axes.get_yticklabels()] == ["a", "b"]
-
-
-def test_pixels_are_clipped_and_grey_has_three_equal_channels() -> None:
-    assert artifacts.pixels(np.array([[[-1.0, 0.5, 2.0]]])).tolist() == [[[0] * 3, [128] * 3, [255] * 3]]
-    one = artifacts.flat(np.array([[[1.0, np.nan], [np.nan, np.nan]]]))
-    assert one[0, 0] == 1 and np.isnan(one[0, 1])
 
 
 def test_a_damaged_file_is_said(tmp_path: Path) -> None:
@@ -801,21 +609,6 @@ def test_show_what_a_round_kept(drawn: Suite, run: Callable[..., tuple[int, str,
     assert len(re.findall("data:image/png;base64,", page)) == 4  # two of the cell, two of the figures of them
 
 
-@pytest.mark.nightly
-def test_reports_and_data_of_figures_import_neither_torch_nor_matplotlib(drawn: Suite) -> None:
-    code = (
-        "import sys\n"
-        "from fatbench.cli import app as cli\n"
-        "for line in ('plot --help', 'report drawn.yaml', 'plot drawn.yaml --format csv'):\n"
-        "    sys.argv = ['fatbench', *line.split()]\n"
-        "    try: cli.main()\n"
-        "    except SystemExit as end: assert not end.code, line\n"
-        "    heavy = {'torch', 'matplotlib'} & set(sys.modules)\n"
-        "    assert not heavy, (line, heavy)\n"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
-
-
 # --- figures for a paper ------------------------------------------------------------------------------------------
 
 
@@ -843,25 +636,6 @@ def test_a_plain_figure_has_its_width_no_notes_and_one_axis_and_a_caption_beside
     assert page.get_suptitle() == "" and not [text.get_text() for text in page.texts if text.get_text()]
     assert [one.get_ylabel() for one in page.axes] == ["per cent", ""]
     assert page.axes[0].get_ylim() == page.axes[1].get_ylim()
-
-
-def test_fewer_than_four_points_are_a_line_with_whiskers_in_place_of_a_band(drawn: Suite) -> None:
-    """No accuracy is above 100 %, whatever its spread."""
-    plan = drawn.plan()
-    plot = plot_of(build(drawn, plan, rows_of(plan)), "curves")
-    line = plot.panels[0].lines[0]
-    few = [series.SeriesPoint(r, 0.1 * r, 0.01, (1, 2)) for r in (1, 2, 3)]
-    for points, banded in ((few, False), ([*few, series.SeriesPoint(4, 0.95, 0.4, (1, 2))], True)):
-        panel = replace(plot.panels[0], lines=[replace(line, points=points)])
-        axes = axes_of(replace(plot, panels=[panel]))[0]
-        assert axes.get_lines()[0].get_linestyle() == "-" and axes.get_ylim()[1] <= 102
-        assert bool(axes.collections) and isinstance(axes.collections[0], PolyCollection) == banded
-
-
-def test_images_of_a_sheet_are_numbered_at_their_middle() -> None:
-    axes = Figure().subplots()
-    panel_kinds.image_sheet(axes, np.zeros((2, 3, 1, 8, 8), np.uint8), ["a", "b"])
-    assert list(axes.get_xticks()) == [3.5, 13.5, 23.5] and list(axes.get_yticks()) == [3.5, 13.5]
 
 
 def test_the_forest_plot_has_a_row_a_method_and_a_panel_an_attack(drawn: Suite) -> None:
@@ -901,13 +675,6 @@ def test_the_forest_plot_has_a_row_a_method_and_a_panel_an_attack(drawn: Suite) 
     assert forest.caption(alone, "SMOKE") == "SMOKE. Differences in points, not tested; dot: one seed."
 
 
-def test_a_baseline_is_a_label_and_where_none_is_named_nothing_is_guessed(drawn: Suite) -> None:
-    assert written(("baseline: FAT", "baseline: Uniform")).plan().baseline == ("method", "Uniform")
-    assert contrasts.from_baseline(written(("baseline: FAT\n", "")).plan(), lambda cell: {}) == []
-    with pytest.raises(SpecError, match=r"drawn\.yaml:\d+: baseline: no axis has the label 'FATT'"):
-        written(("baseline: FAT", "baseline: FATT"))
-
-
 @pytest.mark.parametrize(
     ("seeds", "test", "said"),
     [
@@ -927,31 +694,3 @@ def test_a_difference_in_a_sentence(seeds: int, test: tuple[float, ...] | None, 
     weights = {("A", ""): 1.0, ("B", ""): -1.0}
     one = contrasts.Difference("A - B", "pgd20", weights, seeds=tuple(range(seeds)), by_seed=(0.003,), test=tested)  # type: ignore[arg-type]
     assert sentences.sentence(one) == said
-
-
-def test_what_all_panels_share_stands_above_them_and_a_heading_in_its_title_only(drawn: Suite) -> None:
-    """A page of one method: its label is in the head, and the unit beside the axis says no heading again."""
-    panels = (
-        "    panels: [split]\n    lines: [method]",
-        "    panels: [method, series]\n    lines: [split]\n    xlabel: epoch",
-    )
-    suite = written(panels)
-    plan = suite.plan(where="method=FAT")
-    plot = plot_of(build(suite, plan, rows_of(plan)), "curves")
-    clean, attacked = axes_of(plot)
-    assert [clean.get_title(), attacked.get_title()] == ["clean", "attacked"]
-    assert clean.figure.get_suptitle() == "method FAT"  # the title and the preset's warning are in the file's metadata
-    assert (clean.get_ylabel(), clean.get_xlabel()) == ("per cent", "epoch")
-
-
-def test_many_lines_have_no_bands(drawn: Suite, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Bands over each other show nothing; the caption says what is drawn."""
-    suite = written(("rounds: 2", "rounds: 5"))
-    plan = suite.plan()
-    plot = plot_of(build(suite, plan, rows_of(plan)), "curves")
-    assert axes_of(plot)[0].collections
-    for module in (series, panel_kinds):
-        monkeypatch.setattr(module, "BANDS", 3)
-    plot = plot_of(build(suite, plan, rows_of(plan)), "curves")
-    assert not axes_of(plot)[0].collections
-    assert dict(plot.notes)["seeds"] == "1, 2; line: mean over seeds"

@@ -13,8 +13,6 @@ import torch
 from benchmarks import gpu, risks
 from benchmarks.measure import Bench
 
-DOCS = Path(__file__).parent.parent / "docs" / "gpu.md"
-
 
 def rehearsal(folder: Path) -> Bench:
     return Bench(torch.device("cpu"), True, folder)
@@ -68,23 +66,3 @@ def test_a_slice_goes_on_where_the_last_one_stopped(tmp_path: Path, monkeypatch:
         "a": ("done", 40), "b": ("done", 40), "c": ("done", 40), "d": ("done", 80),
     }  # fmt: skip
     assert "A rehearsal" in (tmp_path / "gpu-cpu.md").read_text()
-
-
-def test_the_budget_is_that_of_all_slices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A script that goes on while the exit code is 75 comes to an end."""
-    over = "2 to do, and the 90 s of all calls are used up: a larger --budget goes on"
-    assert called(monkeypatch, {}, tmp_path, "--budget", "90") == (over, ["a", "b"])
-    assert called(monkeypatch, {}, tmp_path, "--budget", "90") == (over, [])
-    assert called(monkeypatch, {}, tmp_path, "--budget", "500") == (0, ["c", "d"])
-
-
-def test_an_item_that_takes_too_long_is_stopped_and_one_that_fails_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "executable", "/bin/sh")  # takes `-m` for one of its own switches, and fails
-    failed = gpu._run([], 60)
-    assert failed["outcome"] == "failed" and failed["said"]
-
-
-def test_the_page_names_every_kind_of_item(tmp_path: Path) -> None:
-    page = DOCS.read_text(encoding="utf-8")
-    for name in risks.items(rehearsal(tmp_path), suites=0):
-        assert name.partition(",")[0] in page

@@ -174,11 +174,6 @@ def test_moving_weights_are_broadcast_anew() -> None:
     assert moving["psnr"] != fixed["psnr"]
 
 
-def test_more_target_clients_than_images() -> None:
-    with pytest.raises(ValueError, match="10 rounds of 3 target clients need 30 images, there are 20"):
-        watch("none", "patch_ls", rounds=10, target_clients=3)
-
-
 def test_a_plan_knows_that_nothing_is_trained():
     spec = files.load("april-masks").plan("quick").cells[0].spec
     work = cost.training(spec)

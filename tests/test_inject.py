@@ -348,11 +348,6 @@ def test_a_aggregator_may_give_the_next_model_itself(name: str, rate: float) -> 
         assert second.state.model["w"].tolist() == pytest.approx([0.4])
 
 
-def test_fednova_refuses_a_aggregator_that_gives_a_model() -> None:
-    with pytest.raises(ValueError, match="fednova: the aggregator returns a model"):
-        list(ALGORITHMS["fednova"](one_pixel((0, 1, 2)), State(0, {"w": torch.zeros(1)}), rounds=1, **MEDIAN))
-
-
 def remembers(updates: list[Update], context: Context) -> Mixing:
     """An aggregator that keeps what an algorithm might call its own: "c", and a count of the rounds."""
     before = context.memory.get("c", {"w": torch.zeros(1)})["w"]

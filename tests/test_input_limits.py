@@ -7,15 +7,12 @@ import sys
 import time
 from pathlib import Path
 
-import fuzzing
 import pytest
 import result_files
 
-from fatbench import settings
 from fatbench.cli import app as cli
 from fatbench.errors import SpecError
 from fatbench.settings import shown_url
-from fatbench.store.database import Database
 from fatbench.suite import asked, files, trees
 
 HEAD = """
@@ -125,38 +122,9 @@ def test_filters(where, message, place, monkeypatch, capsys):
     assert message in refused(monkeypatch, capsys, *plan, "-k", "aggregator=sfat", "-k", where)
 
 
-def test_a_filter_may_still_have_quotes_and_brackets(place):
-    suite = files.load("sfat-cifar10")
-    assert suite.plan("smoke", where="not (aggregator = 'sfat' or aggregator=\"none\")").cells
-    assert suite.plan("smoke", where="aggregator='sfat'").cells
-
-
-@pytest.mark.parametrize("word", ["and", "or"])
-def test_a_filter_may_be_long(word, place):
-    suite = files.load("sfat-cifar10")
-    assert suite.plan("smoke", where=f" {word} ".join(["(aggregator=sfat)"] * 5000)) == suite.plan(
-        "smoke", where="aggregator=sfat"
-    )
-
-
 @pytest.mark.parametrize("deep", ["not " * 100 + "aggregator=sfat", "(" * 100 + "aggregator=sfat" + ")" * 100])
 def test_what_is_just_not_too_deep_can_be_asked(deep, place):
     assert files.load("sfat-cifar10").plan("smoke", where=deep).cells
-
-
-def test_a_mistake_in_what_a_suite_extends_names_the_point_of_the_grid(place):
-    Path("parent.yaml").write_text(HEAD.replace("lr: 0.1", "lr: -1"))
-    Path("child.yaml").write_text(
-        "extends: parent.yaml\nname: child\ntitle: C\naxes:\n  seedless: {one: {}, two: {train: 60}}\n"
-    )
-    with pytest.raises(SpecError) as error:
-        files.load("child.yaml").plan()
-    assert str(error.value) == (
-        "parent.yaml:8: lr: should be greater than 0, got -1 [child.yaml: seedless=one (paper)]"
-    )
-    with pytest.raises(SpecError) as error:
-        files.load("parent.yaml").plan()
-    assert str(error.value) == "parent.yaml:8: lr: should be greater than 0, got -1"
 
 
 # --- addresses of databases --------------------------------------------------------------------------------------
@@ -193,20 +161,6 @@ def test_no_part_of_a_password_is_shown(url, place, monkeypatch, capsys):
             said = refused(monkeypatch, capsys, *command, url, code=code)
             assert "geh" not in said and "eim" not in said
     assert list(place.iterdir()) == []
-
-
-def test_arguments_that_name_nothing_are_one_line(place, monkeypatch, capsys):
-    said = refused(monkeypatch, capsys, "show", "\udce4")
-    assert said == "fatbench: an argument is not UTF-8: b'\\xe4'\n"
-    too_long = refused(monkeypatch, capsys, "compare", "x" * 400, "y")  # for a file's name
-    assert "fatbench: " in too_long and "are rows: name their suite" in too_long
-
-
-@pytest.mark.parametrize("url", ["a@b.db", "results/x.db", "my password.db", "hosts.db"])
-def test_a_file_may_have_such_a_name(url, place):
-    assert settings.database(url) == url
-    with Database.open(url, create=True) as database:
-        assert database.path == place / url
 
 
 # --- imports -----------------------------------------------------------------------------------------------------
@@ -253,18 +207,3 @@ def test_specs_from_elsewhere_are_checked_like_those_of_a_suite():
             assert message in str(error)
         else:
             assert not message and identity != plan.cells[0].id
-
-
-def test_presets_are_counted_together(tmp_path: Path) -> None:
-    """Eleven presets of 20,000 cells: each may be planned, and looking at all of them may not."""
-    file = tmp_path / "many.yaml"
-    presets = "".join(f"  p{i}: {{}}\n" for i in range(10))
-    file.write_text(
-        "name: many\ntitle: t\nseeds: '0-19999'\nbase: {data: digits, partition: {name: iid, clients: 2}, model: mlp,\n"
-        "  algorithm: {name: fedavg, rounds: 1, aggregator: uniform, "
-        "local: {batch: 8, lr: 0.1, objective: standard}}}\n"
-        f"presets:\n  paper: {{}}\n{presets}"
-    )
-    said = "all presets together: 220000 cells, at most 200000 are allowed"
-    code, out = fuzzing.program("check", str(file))
-    assert code == 2 and said in out

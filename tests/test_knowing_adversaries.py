@@ -17,7 +17,6 @@ from test_robust_aggregators import Vector
 from torch import Tensor
 from updates import client, context, problem
 
-import fatbench
 from fatbench import testing
 from fatbench.engine import randomness
 from fatbench.engine.cohort import cost, train_cohort
@@ -425,28 +424,6 @@ def test_robust_accuracy_is_that_of_the_next_model_on_their_images() -> None:
     assert found == [0.0, 0.5]
     with pytest.raises(ValueError, match="training has no attack with a radius"):
         train_cohort(shards_of_all, {"w": torch.zeros(1)}, [0, 1], 0, local())
-
-
-@pytest.mark.parametrize(
-    ("malicious", "message"),
-    [
-        ({"clients": "1,2", "attack": "mimic", "drawn": "each_round"}, "'clients' is their number, not a list"),
-        ({"clients": 2, "attack": "label_flip", "drawn": "each_round"}, "'label_flip' changes data, which are dealt"),
-        ({"clients": 4, "attack": "mimic", "drawn": "each_round"}, "all 4 clients of a round are malicious"),
-        ({"clients": 1, "attack": "mimic", "knows": "some"}, "knows"),
-    ],
-)
-def test_malicious_clients_that_cannot_be_are_refused(malicious: Any, message: str) -> None:
-    suite = {
-        "name": "tiny", "title": "Tiny", "base": {
-            "data": "digits", "train": 100, "partition": {"name": "iid", "clients": 6}, "model": "mlp",
-            "malicious": malicious,
-            "algorithm": {"name": "fedavg", "rounds": 1, "participation": 0.7, "aggregator": "uniform",
-                          "local": {"batch": 8, "lr": 0.1, "objective": "standard"}}},
-        "axes": {"method": {"A": {}}}, "presets": {"paper": {}}, "evaluate": {"attacks": {"natural": "natural"}},
-    }  # fmt: skip
-    with pytest.raises(fatbench.FatbenchError, match=message):
-        fatbench.plan(fatbench.make_suite(suite))
 
 
 def test_a_module_that_remembers_is_found_out(tmp_path: Any) -> None:

@@ -55,26 +55,6 @@ def test_options_of_a_table(run: Run, adfl: str) -> None:
         assert "JPEG-CPU PRESET - not comparable with published numbers" in text
 
 
-def test_notes_and_digits_in_markdown(run: Run, committed: Mapping[str, Any]) -> None:
-    db = str(committed["sfat-jpeg75-cpu"].database.path)
-    options = (
-        "-c",
-        "report.digits=0",
-        "-c",
-        "report.notes=short",
-        "-c",
-        "report.published=none",
-        "--format",
-        "markdown",
-        "--db",
-        db,
-    )
-    code, text, _ = run("report", "sfat-audit", *options)
-    assert code == 0
-    assert re.search(r"\| FAT +\| +36 ±2 \|", text) and ", paper" not in text
-    assert "; seeds 6, 7" in text and "*machine*" not in text and "significantly worse than the best" in text
-
-
 @pytest.mark.parametrize(
     "options, message",
     [
@@ -118,50 +98,6 @@ def test_five_attacks_are_one_float(run: Run, tmp_path: Path) -> None:
         assert text.count(r"\begin{tabular}") == text.count(r"\begin{table") == 1
         assert r"$\pm$1.84" in text and (r"{\scriptsize\,$\pm$1.84}" in text) == beside
         assert text.count("[3/5]") == 2 + 1  # at a row's label, and what it means
-
-
-HEADINGS = """
-name: heads
-title: Headings
-seeds: [6]
-base:
-  data: digits
-  partition: {name: shah, clients: 5, skew: 2}
-  model: {name: small_cnn, width: 4}
-  algorithm: {name: fedavg, rounds: 2, local: {epochs: 1, batch: 16, lr: 0.1, objective: standard}, aggregator: samples}
-axes: {method: {FAT: {}}}
-evaluate:
-  attacks: {natural: natural, fgsm: {name: fgsm, eps: 8/255}}
-presets:
-  paper: {}
-  smoke: {evaluate: {attacks: {fgsm: null}}}
-tables:
-  - {id: A, title: Both, rows: [method], values: {natural: natural, FGSM: fgsm}}
-  - {id: B, title: One, rows: [method], values: {FGSM: fgsm}}
-"""
-
-
-def test_a_heading_that_no_cell_can_fill(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In one preset: the table says what is left out, or is not shown and a line says why. In all: a mistake."""
-    monkeypatch.chdir(tmp_path)
-    Path("heads.yaml").write_text(HEADINGS)
-    assert run("check", "heads.yaml") == (0, "heads.yaml: ok (paper 1 cells, smoke 1 cells)\n", "")
-    err = run("report", "heads.yaml", "--smoke", "--format", "markdown")[2]
-    code, out, _ = run("report", "heads.yaml", "--smoke", "--format", "markdown", "--table", "A")
-    assert code == 0 and out.count("###") == 1 and "*left out*: FGSM: not evaluated in this preset" in out
-    assert "fatbench: suite heads, table B is left out of preset smoke: not evaluated in this preset\n" in err
-    Path("heads.yaml").write_text(HEADINGS.replace("values: {FGSM: fgsm}", "values: {FGSM: fgsm, CW: cw}"))
-    code, _, err = run("check", "heads.yaml")
-    assert code == 2 and "heads.yaml:" in err and "CW: no cell can fill this heading of table B" in err
-    assert "(paper: not evaluated in this preset; smoke: not evaluated in this preset)" in err
-
-
-def test_letters_that_latex_loses_are_said(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("heads.yaml").write_text(HEADINGS.replace("title: Both", "title: 中文 ½"), encoding="utf-8")
-    _, out, err = run("report", "heads.yaml", "--table", "A", "--format", "latex")
-    assert r"\caption{?? \,1/2." in out
-    assert err.count('fatbench: no glyph in pdfLaTeX, printed as "?": 中 文\n') == 1
 
 
 @pytest.mark.nightly

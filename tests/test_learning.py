@@ -250,6 +250,7 @@ def test_a_mistake_is_one_message(arguments: list[str], message: str, run: Calla
     assert code == 2 and message in err and "Traceback" not in err
 
 
+@pytest.mark.nightly
 def test_the_page_is_true(tmp_path: Path) -> None:
     """The accuracy is not compared: it differs between CPUs."""
     found = examples((ROOT / "docs" / "learning.md").read_text(encoding="utf-8"))

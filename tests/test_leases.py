@@ -10,7 +10,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -136,16 +135,6 @@ def test_a_machine_whose_clock_is_off_steals_nothing(store: Store, url: str, off
     done = subprocess.run([*command, CLAIM.replace("{}", '{"host": "x"}'), url], capture_output=True, check=True)
     assert json.loads(done.stdout)[2] > run
     assert alive(store) and claim(store) is None
-
-
-def test_the_clock_of_a_file_is_that_of_its_file_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A folder that cannot be written leaves the machine's."""
-    with Store.open(str(tmp_path / "x.db"), create=True) as store, store.database.reading() as connection:
-        now = time.time()
-        monkeypatch.setattr(time, "time", lambda: now + 960)
-        assert abs(leases.clock(connection, store.database.path) - now) < 60
-        assert leases.clock(connection, tmp_path / "no" / "x.db") == now + 960
-        assert list(tmp_path.glob("tmp*")) == []
 
 
 @pytest.mark.parametrize("zone", ["Asia/Tokyo", "America/New_York"])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import struct
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from fatbench.errors import MachineError, SpecError
 from fatbench.runner.jobs import Event, Job
 from fatbench.runner.live_log import add_writer
 from fatbench.runner.run_options import RunOptions
@@ -100,14 +98,3 @@ def test_mlflow_reads_the_curves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     losses = client.get_metric_history(run.info.run_id, "train/loss")
     assert [(one.step, one.value) for one in losses] == [(1, 1.0), (2, 0.5)]
     assert run.data.metrics["natural at 2/accuracy"] == pytest.approx(0.6)
-
-
-def test_a_writer_that_is_not_installed_names_its_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "mlflow", None)
-    with pytest.raises(MachineError, match=r"^log=mlflow: pip install 'fatbench\[mlflow\]'$"):
-        events("mlflow", tmp_path)
-
-
-def test_an_unknown_writer(tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match=r"log: no writer is named 'wand' \(did you mean 'wandb'\?\)"):
-        events("wand", tmp_path)

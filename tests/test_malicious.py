@@ -503,25 +503,6 @@ def test_an_adversary_that_an_algorithm_would_not_hear_is_refused() -> None:
         cells.canonical(cell(algorithm=algorithm, model={"name": "vit", "patch": 4, "dim": 16, "depth": 1, "heads": 2}))
 
 
-@pytest.mark.parametrize(
-    ("parameters", "message"),
-    [
-        (
-            "self, update",
-            "takes (self, update), but begins with what it changes: (images, labels) or (features, answers, labels) ",
-        ),
-        ("update, other", "takes 'other' (did you mean 'others'?): beyond (update) it can take others, broadcast"),
-        ("images", "is called with (images, labels), but takes (images)"),
-        ("loss, others", "takes 'others': beyond (loss) it cannot take any other argument"),
-    ],
-)
-def test_an_adversary_of_a_plug_in_is_checked(tmp_path: Path, parameters: str, message: str) -> None:
-    (tmp_path / "bad.py").write_text(f"def f({parameters}): ...\nADVERSARIES = {{'f': f}}\n")
-    with pytest.raises(SpecError) as caught:
-        signatures.add_plugin(tmp_path / "bad.py")
-    assert message in str(caught.value)
-
-
 def test_a_model_that_malicious_clients_destroy_is_a_result(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forks: None
 ) -> None:

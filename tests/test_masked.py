@@ -61,6 +61,7 @@ def test_of_other_balls_images_models_and_precisions_nothing_is_said() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_no_committed_evaluation_is_masked() -> None:
     """Of honest networks: 463 had AutoAttack beside PGD on the same images when the bounds were chosen."""
     compared = 0

@@ -137,8 +137,3 @@ SGD = {"name": "fedsgd", "rounds": 1, "batch": 4, "lr": 0.1, "objective": "stand
 )
 def test_what_cannot_be_told_is_refused(settings, message) -> None:
     assert message in refused(**settings)
-
-
-def test_what_can_be_told_is_not_refused() -> None:
-    assert refused() == ""
-    assert refused(SGD, of="global", scores="loss") == ""

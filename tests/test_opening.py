@@ -7,20 +7,17 @@ import errno
 import os
 import pwd
 import re
-import signal
 import sqlite3
 import stat
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from pathlib import Path
 
 import pytest
 from sqlalchemy import insert, text, update
-from sqlalchemy.exc import DBAPIError, OperationalError
+from sqlalchemy.exc import DBAPIError
 from test_store import CELL, SPEC, _fill, claim, row, taken
 from users import ANN, NOBODY, done_as
 
@@ -86,18 +83,6 @@ def test_files_of_others(tmp_path: Path, create: bool) -> None:
         before = other.read_bytes()
         refused(DatabaseError, other, "{} is not a fatbench database", create=create)
         assert other.read_bytes() == before
-
-
-def test_another_program_in_the_postgres_database(new_postgres: Callable[[], str]) -> None:
-    """Its tables may be there beside ours, unless they have the same names."""
-    url = new_postgres()
-    _execute(url, "CREATE TABLE alembic_version(version_num text)")
-    with Store.open(url, create=True) as store:
-        store.add_cell(CELL, SPEC)
-    assert "1 cell," in check(url)
-    url = new_postgres()
-    _execute(url, "CREATE TABLE runs(id int)")
-    refused(DatabaseError, url, "{} is not a fatbench database: it has another program's 'runs'", create=True)
 
 
 def _execute(url: str, statement: str) -> None:
@@ -208,16 +193,6 @@ def test_a_read_only_folder(locked: Path) -> None:
     assert sorted(p.name for p in locked.iterdir()) == ["x.db"]
 
 
-def test_a_read_only_file(locked: Path) -> None:
-    path = locked / "x.db"
-    locked.chmod(0o777)
-    said = done_as(NOBODY, lambda: Store.open(str(path), create=True))
-    assert said.startswith(f"MachineError: {path} cannot be written: it ") and said.count("x.db") == 1
-    path.chmod(0o000)
-    assert done_as(NOBODY, lambda: Store.open(str(path))) == f"MachineError: {path} cannot be read: Permission denied"
-    assert MachineError.exit_code == 5
-
-
 @pytest.fixture
 def of_nobody(shared: Path) -> Path:
     """A database in a folder that all share, as its owner's umask 022 leaves it."""
@@ -227,83 +202,6 @@ def of_nobody(shared: Path) -> Path:
 
 def _write(path: Path) -> Callable[[], object]:
     return lambda: Store.open(str(path), create=True).add_cells({"c" * 12: SPEC})
-
-
-def test_the_log_of_a_reader_locks_nobody_out(of_nobody: Path) -> None:
-    """SQLite gives a reader who may not write an empty log of theirs, and leaves it: a run removes it."""
-    path = of_nobody / "x.db"
-
-    def read(hold: Callable[[], object] = lambda: None) -> None:
-        with closing(sqlite3.connect(path)) as connection:
-            assert connection.execute("SELECT count(*) FROM cells").fetchone() == (1,)
-            hold()
-
-    assert done_as(ANN, read) == ""
-    left = {file.name: (file.stat().st_uid, file.stat().st_size) for file in of_nobody.glob("x.db-*")}
-    assert left.keys() == {"x.db-wal", "x.db-shm"} and left["x.db-wal"] == (ANN, 0)
-    assert done_as(NOBODY, lambda: Store.open(str(path)).cells()) == ""
-    assert done_as(NOBODY, _write(path)) == ""
-    assert os.listdir(of_nobody) == ["x.db"]
-    with Store.open(str(path)) as store:
-        assert len(store.cells()) == 2
-
-
-@pytest.mark.parametrize("kind", ["in use", "not empty", "sticky", "index alone"])
-def test_a_log_that_cannot_go_is_named_with_its_owner(kind: str, of_nobody: Path) -> None:
-    """In use by a process; with something in it; in a folder where each may remove only their own."""
-    path, log, index = (of_nobody / name for name in ("x.db", "x.db-wal", "x.db-shm"))
-    reader = os.fork() if kind == "in use" else 0
-    if kind == "in use" and not reader:
-        try:
-            os.setuid(ANN)
-            connection = sqlite3.connect(path)
-            connection.execute("SELECT count(*) FROM cells").fetchone()
-            time.sleep(600)
-        finally:
-            os._exit(0)
-    if kind == "in use":
-        while not index.exists() or index.stat().st_size < 32768:
-            time.sleep(0.01)
-    else:
-        for file in (index,) if kind == "index alone" else (log, index):
-            file.write_bytes(b"x" if kind == "not empty" and file == log else b"")
-            os.chown(file, ANN, ANN)
-        of_nobody.chmod(0o1777 if kind == "sticky" else 0o777)
-        if kind == "index alone":  # which the lock lets go, unless its folder keeps it
-            of_nobody.chmod(0o1777)
-    try:
-        before = {file.name: file.read_bytes() for file in of_nobody.iterdir()}
-        said = done_as(NOBODY, _write(path))
-        assert {file.name: file.read_bytes() for file in of_nobody.iterdir()} == before
-    finally:
-        if reader:
-            os.kill(reader, signal.SIGKILL)
-            os.waitpid(reader, 0)
-    refused = f"MachineError: {path} cannot be written: "
-    empty = "x.db-wal belongs to user 65533: remove it and x.db-shm, once no program has the database open"
-    full = "x.db-wal belongs to user 65533 and is not empty: its owner must open the database (fatbench check), which"
-    only_index = "x.db-shm belongs to user 65533: remove it, once no program has the database open"
-    by_kind = {"in use": empty, "sticky": empty, "index alone": only_index, "not empty": f"{full} writes it back"}
-    assert said == refused + by_kind[kind]
-    if kind == "in use":  # killed, the reader leaves its log, which now can go
-        assert done_as(NOBODY, _write(path)) == "" and os.listdir(of_nobody) == ["x.db"]
-
-
-def test_what_reads_through_us_leaves_nothing_of_a_reader(of_nobody: Path) -> None:
-    """Reading, checking and copying by a user who may write the folder and not the file; a link is its target."""
-    path = of_nobody / "x.db"
-    (of_nobody / "link.db").symlink_to("x.db")
-
-    def look(name: str) -> None:
-        with Store.open(str(of_nobody / name)) as store:
-            assert list(store.cells()) == [CELL]
-            backup(store, of_nobody / f"copy of {name}")
-        check(str(of_nobody / name))
-
-    for name in ("x.db", "link.db"):
-        assert done_as(ANN, lambda name=name: look(name)) == ""  # type: ignore[misc]
-    assert sorted(os.listdir(of_nobody)) == ["copy of link.db", "copy of x.db", "link.db", "x.db"]
-    assert done_as(ANN, _write(path)) == f"MachineError: {path} cannot be written: it belongs to nobody"
 
 
 @pytest.mark.parametrize(("umask", "mode"), [(0o002, 0o664), (0o022, 0o644), (0o077, 0o600)])
@@ -342,43 +240,6 @@ def test_a_group_writes_one_database(shared: Path) -> None:
     assert (shared / "group.db-wal").stat().st_size
     with Store.open(str(path)) as store:
         assert len(store.cells()) == 3
-
-
-def test_a_file_that_is_deleted_while_it_is_open(tmp_path: Path) -> None:
-    path = tmp_path / "x.db"
-    with Store.open(str(path), create=True) as store:
-        path.unlink()
-        with pytest.raises(Unavailable, match=r"x\.db (cannot be opened|was moved or deleted while it was open)"):
-            store.add_cell(CELL, SPEC)
-        assert not path.exists()
-
-
-def test_a_folder_that_cannot_be(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    path = tmp_path / "file" / "x.db"
-    refused(MachineError, path, "{}: cannot make its folder: File exists", create=True)
-    refused(NoDatabase, path, "{} does not exist: nothing has been run yet")
-
-
-def test_a_full_database_takes_the_transaction_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """SQLite's own limit on the number of pages gives the same error as a full disk."""
-    with Store.open(str(tmp_path / "x.db"), create=True) as store:
-        store.add_cell(CELL, SPEC)
-        run = taken(store)
-        store.commit(run, numbers=[Number("loss", 1.0, 1)], round=1, checkpoint="state-1")
-        connect = store.database.connect
-
-        def cramped() -> sqlite3.Connection:
-            connection = connect()
-            connection.execute("PRAGMA max_page_count = 30")
-            return connection
-
-        monkeypatch.setattr(store.database._engine.pool, "_creator", cramped)
-        with pytest.raises(MachineError, match=r"x\.db: the disk is full; nothing was written in this step$"):
-            store.commit(run, numbers=[Number(f"m{i}", 1.0, 2) for i in range(5000)], round=2, checkpoint="state-2")
-        assert (row(store).round, row(store).checkpoint, len(store.measurements())) == (1, "state-1", 1)
-        store.commit(run, numbers=[Number("loss", 1.0, 2)], round=2, checkpoint="state-2")
-    assert "2 numbers" in check(str(tmp_path / "x.db"))
 
 
 def _mount(folder: Path, size: str) -> bool:
@@ -426,45 +287,6 @@ def _mount_larger(folder: Path) -> bool:
     return subprocess.run(["mount", "-o", "remount,size=2m", str(folder)], check=False).returncode == 0
 
 
-def sqlite_error(code: int, said: str = "it said so") -> sqlite3.Error:
-    error = sqlite3.OperationalError(said)
-    error.sqlite_errorcode = code | 2 << 8  # an extended code has the plain one in its last byte
-    return error
-
-
-@pytest.mark.parametrize(
-    ("code", "kind", "message"),
-    [
-        (sqlite3.SQLITE_FULL, Unavailable, "x.db: the disk is full; nothing was written in this step"),
-        (sqlite3.SQLITE_READONLY, Unavailable, "x.db cannot be written"),
-        (sqlite3.SQLITE_CANTOPEN, Unavailable, "x.db cannot be opened (does its folder exist, and is it writable?)"),
-        (sqlite3.SQLITE_PERM, Unavailable, "x.db cannot be opened (does its folder exist, and is it writable?)"),
-        (
-            sqlite3.SQLITE_IOERR,
-            Unavailable,
-            "x.db: reading or writing failed (it said so): is the disk full or damaged?",
-        ),
-        (sqlite3.SQLITE_BUSY, Locked, "x.db: another process has been writing for more than a minute"),
-        (sqlite3.SQLITE_LOCKED, Locked, "x.db: another process has been writing for more than a minute"),
-        (sqlite3.SQLITE_NOTADB, DatabaseError, "x.db is not a fatbench database, nor any SQLite file"),
-        (sqlite3.SQLITE_CORRUPT, DatabaseError, "x.db is damaged: it said so"),
-    ],
-)
-def test_what_sqlite_says_in_words(code: int, kind: type[Exception], message: str) -> None:
-    """The same whether SQLAlchemy was in between; what no person can have caused keeps its traceback."""
-    opened = database.Database("x.db")
-    for error in (sqlite_error(code), OperationalError("SELECT", None, sqlite_error(code))):
-        found = opened._explanation(error)
-        assert (type(found), str(found)) == (kind, message)
-    assert opened._explanation(sqlite_error(sqlite3.SQLITE_ERROR)) is None
-    assert opened._explanation(sqlite3.ProgrammingError("Cannot operate on a closed database.")) is None
-    no_text = sqlite3.OperationalError("Could not decode to UTF-8 column 'spec' with text '{\ufffd}'")
-    said = "x.db is damaged: Could not decode to UTF-8 column 'spec' (fatbench check)"
-    assert str(opened._explanation(no_text)) == said
-    for missed in ("no such column: runs.host", 'foreign key mismatch - "runs" referencing "cells"'):
-        assert str(opened._explanation(sqlite3.OperationalError(missed))) == f"x.db is damaged: {missed}"
-
-
 @pytest.mark.parametrize(
     ("code", "kind", "message"),
     [
@@ -502,12 +324,6 @@ def test_a_server_that_is_stopped_takes_the_transaction_back(new_postgres: Calla
         assert store.cells() == {}
 
 
-def test_how_long_a_server_may_take_to_answer() -> None:
-    pytest.importorskip("psycopg")
-    for query, seconds in (("", "20"), ("?connect_timeout=3", "3")):
-        assert database.Database(f"postgresql://h/x{query}")._engine.url.query["connect_timeout"] == seconds
-
-
 def test_patience_with_a_database_that_is_locked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """None by default; else the transaction begins once it can, and what waits says so."""
     monkeypatch.setattr(database, "BUSY", 0.0)
@@ -528,20 +344,6 @@ def test_patience_with_a_database_that_is_locked(tmp_path: Path, monkeypatch: py
         store.add_cell(CELL, SPEC)
         assert list(store.cells()) == [CELL] and time.monotonic() - begin < 30
         other.close()
-
-
-def test_a_file_that_cannot_have_its_name(tmp_path: Path) -> None:
-    path = tmp_path / ("x" * 300)
-    for create in (False, True):
-        refused(MachineError, path, "{} cannot be read: File name too long", create=create)
-
-
-def test_an_unreachable_server() -> None:
-    with pytest.raises(MachineError, match=r"^postgresql://me:\*\*\*@127\.0\.0\.1:1/x: ") as caught:
-        Store.open("postgresql://me:secret@127.0.0.1:1/x", create=True)
-    assert "refused" in str(caught.value)
-    assert "secret" not in str(caught.value)
-    assert "\n" not in str(caught.value)
 
 
 def test_a_postgres_database_that_is_not_there(postgres_server: str) -> None:
@@ -608,13 +410,6 @@ def test_addresses_that_are_none(url: str, message: str) -> None:
     for create in (False, True):
         refused(SpecError, url, message, create=create)
     assert "secret" not in message.replace("{}", shown_url(url))
-
-
-def test_a_driver_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "psycopg", None)
-    message = "{}: the driver 'psycopg' is not installed: pip install 'fatbench[postgres]'"
-    for kind in ("postgresql", "postgres", "postgresql+psycopg"):
-        refused(SpecError, f"{kind}://me:secret@host/db", message)
 
 
 def test_the_ways_to_name_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

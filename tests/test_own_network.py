@@ -10,7 +10,7 @@ from crew import forget_plugins
 
 import fatbench
 from fatbench.errors import MachineError
-from fatbench.runner import own_network, zoo
+from fatbench.runner import zoo
 from fatbench.runner.checkpoints import load_model, save_model
 from fatbench.runner.evaluate_checkpoint import checkpoint
 from fatbench.runner.jobs import Machine
@@ -79,12 +79,6 @@ def test_code_that_gives_another_network_is_refused(file):
         checkpoint(file, NATURAL, RunOptions(device="cpu"))
 
 
-def test_another_text_of_the_same_network_is_not(file):
-    Path("mine.py").write_text(MODEL.replace("nn.ReLU()", "nn.Threshold(0.0, 0.0)"))
-    assert loaded(file)(torch.zeros(1, 1, 8, 8)).shape == (1, 10)
-    assert checkpoint(file, NATURAL, RunOptions(device="cpu"))[0]["n"] == 10
-
-
 def test_of_a_file_without_answers_the_stored_version_decides(file):
     state, own, header = load_model(file, "cpu")
     del header["answers"]
@@ -97,7 +91,3 @@ def test_of_a_file_without_answers_the_stored_version_decides(file):
     assert zoo.module(older, digest)  # nothing is known
     with pytest.raises(MachineError, match="is not the network that was trained"):
         zoo.module(older, digest, network.trained_with)
-
-
-def test_fatbench_s_own_networks_have_no_answers_in_their_files():
-    assert own_network.in_header({"model": {"name": "mlp", "width": 2}}, None, {}) == {}

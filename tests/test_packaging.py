@@ -193,6 +193,7 @@ def test_constraints_are_pins_alone() -> None:
     assert len(pins()) == len(lines)
 
 
+@pytest.mark.nightly
 def test_an_attack_of_torchattacks_needs_no_requests() -> None:
     """It asks for a vulnerable version: `make` overrides that, constraints.txt leaves it out."""
     code = (

@@ -11,7 +11,6 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
-import measured
 import pytest
 import result_files
 
@@ -19,16 +18,12 @@ from fatbench.cli import app as cli
 from fatbench.engine.rounds import Number
 from fatbench.report import contrasts
 from fatbench.report.formats import html
-from fatbench.report.numbers.sources import Source
-from fatbench.report.numbers.table_facts import Facts
 from fatbench.report.pairs import measured_numbers, pairs
-from fatbench.report.site import drilldown, leaderboards, pages
-from fatbench.report.tables.number_format import with_texts
-from fatbench.report.tables.sheet import Column, Sheet
+from fatbench.report.site import leaderboards, pages
 from fatbench.runner import provenance
 from fatbench.store import jsonl
 from fatbench.store.stages import Store
-from fatbench.suite import files, format_call
+from fatbench.suite import files
 from fatbench.suite.asked import identity
 
 ROOT = Path(__file__).parent.parent
@@ -191,6 +186,7 @@ class Page(HTMLParser):
         assert self.open.pop() == tag
 
 
+@pytest.mark.nightly
 def test_every_link_of_a_site_leads_to_a_place(site: Path) -> None:
     read = {file.name: Page(file.read_text()) for file in site.glob("*.html")}
     assert sorted(read) == ["fedvkd-cifar10-jpeg75-quick.html", "index.html", "sfat-audit-jpeg75-cpu.html"]
@@ -249,33 +245,6 @@ def test_one_file_holds_all_of_it_and_names_are_harmless(hostile: Path) -> None:
     assert policy is not None and "default-src &#39;none&#39;" in policy[1] and "sha256-" in policy[1]
 
 
-def test_what_stands_between_backticks_is_code() -> None:
-    assert str(html.prose("a `b<` c")) == "a <code>b&lt;</code> c"
-    assert html.prose("a ` b") == "a ` b"
-
-
-def test_a_curve_is_thinned_to_its_ends() -> None:
-    assert drilldown.thinned(range(1, 11)) == list(range(1, 11))
-    thin = drilldown.thinned(range(1, 1001))
-    assert (len(thin), thin[0], thin[-1]) == (drilldown.MOST, 1, 1000)
-
-
-@pytest.mark.nightly
-def test_images_that_would_make_the_page_too_large_are_left_out_and_named(
-    hostile: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    one: drilldown.Point = {"images": [("small", "x" * 4), ("large", "x" * 9)]}
-    pages.keep_within([one], 10)
-    assert [caption for caption, _ in one["images"]] == ["small"] and one["left_out"]
-    monkeypatch.setattr(pages, "IMAGES", 10)
-    asked = (str(hostile.with_name("hostile.yaml")), "--format", "html", "-o", str(hostile.with_name("small.html")))
-    assert run(monkeypatch, "report", *asked, "--db", str(hostile.with_name("test.db"))) == 0
-    said = hostile.with_name("small.html").read_text()
-    assert (
-        "--artifacts   # images that were too large to include here" in said and said.count("<img") == 1
-    )  # of a figure
-
-
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
@@ -310,34 +279,6 @@ def test_results_of_a_suite_that_is_not_here_are_named_and_one_of_this_folder_is
     monkeypatch.chdir(hostile.parent)
     assert run(monkeypatch, "site", "-o", str(tmp_path / "out"), "--db", "test.db") == 0
     assert capsys.readouterr().out.split() == [str(tmp_path / file) for file in written]
-
-
-@pytest.mark.nightly
-def test_pages_are_written_again_while_cells_run_and_the_index_is_opened_once(
-    hostile: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
-    """Three looks without a running cell end it; the last pages no longer ask the browser for newer ones."""
-    seen, shown = [], []
-    index = tmp_path / "out" / "index.html"
-    monkeypatch.setattr("time.sleep", lambda seconds: seen.append('http-equiv="refresh"' in index.read_text()))
-    monkeypatch.setattr("webbrowser.open", shown.append)
-    arguments = (str(hostile.with_name("hostile.yaml")), "-o", str(tmp_path / "out"), "--watch", "--open")
-    assert run(monkeypatch, "site", *arguments, "--db", str(hostile.parent / "test.db")) == 0
-    assert seen == [True, True] and shown == [index.as_uri()]
-    assert 'http-equiv="refresh"' not in index.read_text()
-    assert capsys.readouterr().out.split()[0] == str(index)
-
-
-@pytest.mark.parametrize(("name", "where"), [("fat-byzantine", "adversary='IPM 0.5'"), ("privacy-robust", "")])
-def test_every_function_that_a_cell_calls_is_explained(name: str, where: str) -> None:
-    """By the first line of its docstring: the attack of malicious clients, a defence and an inversion as well."""
-    cell = files.load(name).plan("smoke", None, where or None).cells[0]
-    told = {what: (text, does) for what, text, does in format_call.of_cell(cell.spec)}
-    calls = {what for what, (text, _) in told.items() if "=" not in text.partition("(")[0] and what != "further"}
-    assert all(told[what][1] for what in calls)
-    own = {"attack": "ipm(epsilon=0.5)"} if name == "fat-byzantine" else {}
-    assert {what: told[what][0] for what in own} == own
-    assert {"aggregator", "attack"} <= calls or {"defence", "inversion"} & calls
 
 
 # --- in a browser ------------------------------------------------------------------------------------------------
@@ -419,25 +360,6 @@ def test_a_leaderboard_is_sorted_and_filtered(site: Path, opened: Callable[..., 
     sent = opened(Path(address.removeprefix("file://").partition("?")[0]), f"?{address.partition('?')[2]}")
     assert column(sent, board, 0) == column(page, board, 0) == sorted(column(sent, board, 0))
     assert sent.locator(f"{board} >> th[aria-sort=ascending]").inner_text().strip() == "method"
-
-
-@pytest.mark.nightly
-def test_a_legend_takes_lines_away_and_charts_need_no_script(site: Path, opened: Callable[..., Any]) -> None:
-    file = site / "fedvkd-cifar10-jpeg75-quick.html"
-    page, plain = opened(file), opened(file, java_script_enabled=False)
-    figure = page.locator("section.plot").first
-    lines = figure.locator(".panel").first.locator("[data-line] > path")
-    assert (count := lines.count()) >= 5 and all(line.is_visible() for line in lines.all())
-    assert plain.locator("section.plot").first.locator(".panel").first.locator("[data-line] > path").count() == count
-    assert not plain.locator("[data-toggle]").first.is_visible() and plain.locator(".legend i").first.is_visible()
-    first = figure.locator("[data-toggle]").first
-    name, number = figure.locator(".legend label").first.inner_text().strip(), first.get_attribute("data-toggle")
-    line = figure.locator(f'[data-line="{number}"]').first
-    assert name[1:].strip() in line.locator("title").first.text_content()
-    first.uncheck()
-    assert not line.is_visible()
-    first.check()
-    assert line.is_visible()
 
 
 @pytest.mark.nightly
@@ -540,54 +462,6 @@ def test_the_index_answers_first_then_leaderboards_then_suites_by_paper(site: Pa
     ]
 
 
-@pytest.mark.nightly
-def test_a_search_leaves_the_questions_of_a_method_with_its_place(site: Path, opened: Callable[..., Any]) -> None:
-    """The address keeps the search; a group without a row goes; nothing found says so."""
-    page = opened(site / "index.html")
-    rows = page.locator(".overview tr[data-rows]:visible")
-    every = rows.count()
-    page.get_by_label("Search methods and data").fill("fedgkt(cnn)")
-    assert 0 < rows.count() < every
-    labels = rows.first.get_attribute("data-rows").split("\n")
-    place = next(i for i, label in enumerate(labels, 1) if label.startswith("FedGKT(CNN)"))
-    assert f"{place}\u00a0FedGKT(CNN)" in rows.first.inner_text() and f"of {len(labels)}" in rows.first.inner_text()
-    page.reload()
-    assert rows.count() < every and "search=fedgkt" in page.url
-    page.get_by_label("Search methods and data").fill("no such method")
-    assert page.locator(".overview tbody:visible").count() == 0
-    assert page.locator("#search output").inner_text() == f"0 of {every} questions"
-
-
-@pytest.mark.nightly
-def test_tables_are_copied_headings_linked_and_the_index_is_short(site: Path, opened: Callable[..., Any]) -> None:
-    """Three forms of a table; a link to a folded board opens it; the number that was followed is marked."""
-    page = opened(site / "index.html")
-    assert page.locator("#suites tbody").first.is_hidden()
-    page.get_by_role("link", name="Suites", exact=True).click()
-    page.locator("#suites tbody").first.wait_for(state="visible")
-    link = page.locator(".overview a").first
-    link.click()
-    board = page.locator(f"{link.get_attribute('href')} >> table")
-    board.wait_for(state="visible")
-    page = opened(site / "sfat-audit-jpeg75-cpu.html")
-    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
-    table = page.locator("section.table").first
-    copied = {}
-    for form in ("LaTeX", "CSV", "Markdown"):
-        table.locator("button", has_text=f"Copy {form}").click()
-        copied[form] = page.evaluate("navigator.clipboard.readText()")
-        table.locator("button", has_text="Copied").wait_for()
-        table.locator("button", has_text=f"Copy {form}").wait_for()
-    assert copied["LaTeX"].startswith("% width: article") and r"\end{table}" in copied["LaTeX"]
-    with page.expect_download() as downloaded:
-        table.get_by_role("button", name="Download CSV").click()
-    assert Path(downloaded.value.path()).read_text(encoding="utf-8-sig") == copied["CSV"]
-    assert "36.36 ±2.39" in copied["CSV"] and copied["Markdown"].splitlines()[1].startswith("|---|---")
-    number = table.locator("a.number", has_text="23.00").first
-    number.click()
-    assert page.locator("dialog[open] tr.asked th").inner_text() == "PGD-20"
-
-
 def test_a_leaderboard_has_the_difference_of_each_row_that_compare_finds(site: Path) -> None:
     """The column and the interval beside it say what `fatbench compare SFAT FAT` says."""
     page = (site / "sfat-audit-jpeg75-cpu.html").read_text()
@@ -658,6 +532,7 @@ def measure(store: Store, preset: str, suite_file: Path, accuracies: dict[str, t
             store.finish(claimed)
 
 
+@pytest.mark.nightly
 def test_a_board_has_the_rows_of_its_headline(committed: Mapping[str, Store]) -> None:
     """Pooled training has another split than FAT, and what is said is the difference of both."""
     suite = files.load("fat-bounds")
@@ -729,28 +604,6 @@ def test_nothing_is_best_without_a_declared_comparison_and_each_preset_has_its_p
     assert run(monkeypatch, "export", "few.yaml", "-k", "method=broken", "--format", "csv", "--db", "few.db") == 3
     (line,) = capsys.readouterr().err.splitlines()
     assert "no results yet" not in line and "few" in line
-
-
-@pytest.mark.parametrize("minus", [{}, {"method": ["FedAvg"]}])
-def test_what_a_paper_prints_as_a_difference_stands_beside_no_accuracy(minus: dict[str, list[str]]) -> None:
-    def grid(published: float | None) -> Sheet:
-        column = Column("natural", Source.parse("natural"), "natural", "max", "percent", 2, minus=minus)
-        entries = measured.entries({"cells": ("a",), "mean": 0.5, "published": published}, own=False)
-        return Sheet(
-            "s", "paper", "T", "T", "", [], [], [column], with_texts(entries, [column]), "last", "", [0], Facts()
-        )
-
-    board = leaderboards.with_published(grid(None), [grid(0.015)])
-    assert board.all()[0].published == (None if minus else 0.015)
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize(("width", "scheme"), [(390, "light"), (1280, "dark")])
-def test_a_wide_table_shows_that_it_goes_on(site: Path, opened: Callable[..., Any], width: int, scheme: str) -> None:
-    page = opened(site / "index.html", viewport={"width": width, "height": 900}, color_scheme=scheme)
-    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
-    shade = "getComputedStyle(document.querySelector('.board .scroll')).backgroundAttachment"
-    assert page.evaluate(shade) == "local, local, scroll, scroll"
 
 
 @pytest.mark.nightly

@@ -504,11 +504,6 @@ def test_refused(name: str, arguments: dict[str, Any], message: str) -> None:
         shards(name, numpy.arange(10), **arguments)
 
 
-def test_label_table_has_ten_labels() -> None:
-    with pytest.raises(ValueError, match="label_table: the table has labels 0 to 9, but there is a label 10"):
-        shards("label_table", numpy.arange(11), clients=1, classes=3)
-
-
 def test_group_skew_of_a_client_without_examples() -> None:
     """p = 1 and only class 1 of 0 and 1: the client of the other group has nothing."""
     with pytest.raises(ValueError, match=r"group_skew: client [01] of 2 would get none of 5 images"):

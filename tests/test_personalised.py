@@ -180,10 +180,3 @@ def test_statistics_are_propagated_by_how_alike_the_clean_ones_are() -> None:
     assert similarity(own[2], [own[0]] * 3).tolist() == pytest.approx([1 / 3] * 3)
     assert propagate(own, []) == own
     assert propagate(own, [0])[2]["bn0.attacked_var"].tolist() == [2.0, 2.0]  # one source is copied
-
-
-def test_networks_without_what_is_kept_are_refused() -> None:
-    with pytest.raises(ValueError, match="fedbn: the network has no batch normalisation for a client to keep"):
-        run("fedbn", replace(problem(), model=nn.Sequential(nn.Flatten(), nn.Linear(64, 3))))
-    with pytest.raises(ValueError, match="fedrbn: the network has no statistics of attacked images"):
-        run("fedrbn", problem(), standard=STANDARD, adversarial=1)

@@ -139,24 +139,6 @@ def inner(name: str) -> Any:
     return {"name": name, **({"adversarial": 2, "alpha": 0.1} if name == "two_level" else {})}
 
 
-@pytest.mark.parametrize(
-    ("pre", "aggregator", "message"),
-    [
-        ({"name": "nnm", "byzantine": 3}, "uniform", "byzantine: 3 of 6 clients in a round: fewer than half"),
-        ({"name": "arc", "byzantine": 4}, "uniform", "byzantine: 4 of 6 clients in a round: fewer than half"),
-        ("bucketing", {"name": "krum", "byzantine": 1}, "3 uploads are made of 6: byzantine: Krum needs 5"),
-        ("bucketing", {"name": "trimmed_mean", "byzantine": 1}, "2 malicious clients of 6, after bears at most 1"),
-        ({"name": "nnm", "byzantine": 1}, "coordinate_median", None),
-        ({"name": "nnm", "byzantine": 1}, "uniform", None),
-    ],
-)
-def test_refused_before_the_run(pre: Any, aggregator: Any, message: str | None) -> None:
-    call = calls.check("Aggregator", {"name": "after", "pre": pre, "aggregator": aggregator})
-    cell = {"partition": {"clients": 6}, "algorithm": {"name": "fedavg"}, "malicious": {"clients": 2}}
-    said = [refusal.reason for refusal in facts.refusals(call, facts.Facts(cell), "algorithm: aggregator")]
-    assert any(message in reason for reason in said) if message else not said
-
-
 @pytest.mark.parametrize("seed", range(10))
 def test_beside_byzfl(seed: int) -> None:
     """Its ARC and Clipping write into the array that they get, and its buckets come from numpy's own generator."""

@@ -68,16 +68,6 @@ def test_rows_that_are_refused_are_named_and_nothing_is_written(run: Run, place:
     assert run(*asked)[2] == "fatbench: mine.yaml: table A has published numbers already: published/mine-a.csv\n"
 
 
-def test_what_the_paper_calls_a_label_and_a_table_with_semicolons(run: Run, place: Path) -> None:
-    (place / "paper.csv").write_text("\ufeffmethod;natural\nSlow pace;0,58\nFAST;0.61\n")
-    code, out, said = run(
-        "import", "paper.csv", "--as-published", "mine.yaml", "--label", "Slow pace=slow", "--format", "json"
-    )
-    assert (code, said) == (0, "") and (json.loads(out)["rows"], json.loads(out)["numbers"]) == (2, 2)
-    assert "unit: plain" in (place / "mine.yaml").read_text()  # fractions
-    assert "slow,0.58," in next((place / "published").glob("*.csv")).read_text()  # spreadsheets write 0,58 in German
-
-
 def test_records_of_robustbench_are_read_and_seeds_are_a_row(run: Run, place: Path) -> None:
     for seed, clean in ((1, "60.00"), (2, "64.00")):
         record = {
@@ -127,9 +117,3 @@ def test_what_cannot_be_taken(run: Run, place: Path, arguments: tuple[str, ...],
 )  # fmt: skip
 def test_numbers_as_papers_print_them(text: str, value: tuple[float, float | None] | None) -> None:
     assert publish.number(text) == value
-
-
-@pytest.mark.parametrize("text", ["58,13", "nan", "inf", "58.13 0.68", "about 58", "5.8.1", "58.13 ±"])
-def test_what_is_no_number(text: str) -> None:
-    with pytest.raises(ValueError, match=r".+"):
-        publish.number(text)

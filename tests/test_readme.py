@@ -232,6 +232,7 @@ def test_what_the_page_tells_slurm_is_what_the_table_takes():
     assert sorted(keys) == sorted(table.KEYS)
 
 
+@pytest.mark.nightly
 def test_commands_of_the_results_index_print_its_table(tmp_path):
     """From the committed rows, so every digit is compared."""
     (tmp_path / "results").symlink_to(ROOT / "results")

@@ -226,29 +226,6 @@ def test_one_seed_tells_no_two_methods_apart(both: Store) -> None:
 # --- the command -------------------------------------------------------------------------------------------------
 
 
-def test_a_replicate_is_no_further_cell(both: Store) -> None:
-    """4 of 9 cells were run twice: the suite has 9, and the letters of a cell are not those of its replicate."""
-    from fatbench.cli.shared import cell_in
-    from fatbench.runner import progress
-
-    (cell, *_), *_ = replicates.by_cell(both.database).values()
-    assert progress.by_suite(both)["sfat-audit", "jpeg75-cpu"]["done"] == 9
-    assert both.ids_beginning_with(cell) == [cell] and both.ids_beginning_with(f"{cell}~") == [f"{cell}~1"]
-    assert cell_in(both, cell[:10]) == cell and cell_in(both, f"{cell}~1") == f"{cell}~1"
-
-
-def test_one_table_of_all_options(both: Store, run: Any) -> None:
-    """All of report's choices at once; FAT under PGD-20: bf16 25.6, 24.4; fp32 25.6, 23.0."""
-    text = "report sfat-audit --preset jpeg75-precision --by suite,method --metric pgd20 --select last --format json"
-    for runs, mean in (([], 0.25), (["-k", "run.precision=bf16"], 0.25), (["-k", "run.precision=fp32"], 0.243)):
-        command = [*text.split(), "-c", "report.evaluated=true", *runs, "--db", str(both.database.path)]
-        code, out, err = run(*command)
-        assert not code and "no model has been evaluated with the attacks of 'sfat-audit'" in err
-        rows = json.loads(out)["tables"][0]["rows"]
-        (fat,) = [row for row in rows if row["key"] == {"suite": "sfat-audit", "method": "FAT"}]
-        assert fat["measured"]["pgd20"]["mean"] == pytest.approx(mean)
-
-
 def test_outcomes_of_a_cell(both: Store, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """The lines of a metric are its accuracy; JSON says the same; without the data set there are no labels."""
     from fatbench.cli.showing import show

@@ -50,7 +50,10 @@ def pages(committed: Mapping[str, Store]) -> Any:
     return PAGES["Pages"](committed)
 
 
-@pytest.mark.parametrize("page", sorted(file.name.removesuffix(".md.j2") for file in PAGES["TEMPLATES"].iterdir()))
+TEMPLATES = sorted(file.name.removesuffix(".md.j2") for file in PAGES["TEMPLATES"].iterdir())
+
+
+@pytest.mark.parametrize("page", [pytest.param(p, marks=[pytest.mark.nightly] * (p != "sfat")) for p in TEMPLATES])
 def test_pages_are_made_of_the_rows(page: str, pages: Any) -> None:
     """If it fails: make results; look at the difference."""
     assert (RESULTS / f"{page}.md").read_text(encoding="utf-8") == pages.page(page)
@@ -200,6 +203,7 @@ def test_every_committed_network_has_learned(committed: Mapping[str, Store]) -> 
     assert {spec["algorithm"]["aggregator"]["name"] for spec in specs} == {"uniform"}
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("name", "preset", "page"),
     [

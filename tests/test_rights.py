@@ -8,21 +8,17 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import fuzzing
 import pytest
 from sqlalchemy import text
 from users import ANN, NOBODY, done_as
 
-from fatbench import settings
 from fatbench.engine.rounds import Number
-from fatbench.errors import FatbenchError, MachineError, SpecError
-from fatbench.methods import corruptions
-from fatbench.report.figures import artifacts
-from fatbench.runner import start, zoo
+from fatbench.errors import FatbenchError, MachineError
+from fatbench.runner import start
 from fatbench.runner.jobs import Job
-from fatbench.store import folder, rights
+from fatbench.store import folder
 from fatbench.store.database import Database
 from fatbench.store.stages import Store
 
@@ -137,17 +133,6 @@ def test_models_in_another_folder_are_named(of_nobody: Path, monkeypatch: pytest
     )
 
 
-def test_two_folders_on_one_server_are_said(url: str, tmp_path: Path) -> None:
-    notes: list[str] = []
-    fill(url, tmp_path / "one")
-    for name in ("one", "two", "two"):
-        with folder.opened(url, tmp_path / name, notes.append):
-            pass
-    assert len(notes) == 1 and notes[0].startswith(
-        f"{tmp_path / 'two'} is new and has no models of the 2 trained cells"
-    )
-
-
 def test_clean_removes_what_it_may_and_names_the_rest(of_nobody: Path) -> None:
     files = of_nobody / "x-files"
     files.chmod(0o1777)
@@ -182,43 +167,6 @@ def test_cells_that_another_user_began_are_refused_before_a_run(closed: str, of_
     assert done_as(ANN, check) == f"MachineError: cell {A} cannot be run: {where} belongs to nobody"
     cell.parent.chmod(0o755)  # a cell that nobody has begun has no folder yet
     assert done_as(ANN, check) == f"MachineError: cell {C} cannot be run: {cell.parent} belongs to nobody"
-
-
-def test_why_something_cannot_be_written(shared: Path) -> None:
-    own = shared / "own"
-    own.write_text("")
-    os.chown(own, ANN, ANN)
-    own.chmod(0o400)
-
-    def say() -> None:
-        raise FatbenchError(f"{rights.refusal(own)}; {rights.refusal(shared / 'missing')}")
-
-    assert done_as(ANN, say) == "FatbenchError: has permissions that forbid it (0400); "
-    assert done_as(NOBODY, say) == "FatbenchError: belongs to user 65533; "
-
-
-def test_a_message_names_its_file_once(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the system, numpy and safetensors say of a file has its name, too."""
-    monkeypatch.chdir(shared)
-    monkeypatch.setattr(corruptions, "data_folder", lambda: shared)
-    (shared / "fatbench.toml").touch(0o600)
-    numbers, missing, unread = shared / "CIFAR-10-C" / "fog.npy", shared / "no.safetensors", shared / "rows.jsonl"
-    unread.touch(0o600)
-
-    def said(read: Callable[[], object]) -> str:
-        with pytest.raises((MachineError, SpecError)) as caught:
-            read()
-        return str(caught.value)
-
-    def look() -> None:
-        assert said(settings.plugins) == "fatbench.toml: Permission denied"
-        assert said(lambda: [*zoo._cells(unread)]) == f"{unread}: cannot be read as results (Permission denied)"
-        assert said(lambda: corruptions.cifar10_c(*[Any] * 5, kind="fog")).startswith(
-            f"{numbers}: No such file or directory; "
-        )
-        assert said(lambda: artifacts.load(missing)).count(str(missing)) == 1
-
-    assert done_as(ANN, look) == ""
 
 
 # --- asking -------------------------------------------------------------------------------------------------------

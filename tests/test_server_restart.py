@@ -148,11 +148,16 @@ LAST = {"claim": "INSERT INTO stages", "heartbeat": "UPDATE stages", "commit": "
         "status": "SELECT", "finish": "UPDATE stages"}  # fmt: skip
 
 
+ALL = [(step, moment) for step in LAST for moment in MOMENTS]
+
+
 @pytest.mark.promise(
     "Faults of the machine", "While a PostgreSQL server is restarted runs wait, and each step is done once"
 )
-@pytest.mark.parametrize("moment", MOMENTS)
-@pytest.mark.parametrize("step", LAST)
+@pytest.mark.parametrize(
+    ("step", "moment"),
+    [pytest.param(*one, marks=[pytest.mark.nightly] * (one[0] != "commit" and one[1] != MOMENTS[0])) for one in ALL],
+)
 def test_a_restart_during_each_step_of_a_stage(server: Server, tmp_path: Path, step: str, moment: str) -> None:
     """All that is stored equals what is stored undisturbed, with one run."""
     with Store.open(str(tmp_path / "x.db"), create=True) as whole:

@@ -209,25 +209,6 @@ def test_the_second_signal_leaves_nothing(jobs, machine, fake_slurm, monkeypatch
     assert calls(log, "scancel") == ["scancel --state=PENDING 77", "scancel 77"]
 
 
-def test_jobs_that_do_not_end_after_their_round_are_named(jobs, machine, fake_slurm, monkeypatch):
-    monkeypatch.setattr(driver, "LEAVE", 0.3)
-    fake_slurm('for job in 0 1 2; do echo "77_$job|RUNNING|None"; done')
-    wishes, notes = iter([0] * 9 + [1] * 1000), list[str]()
-    slurm.run(jobs, machine, ["cpu"] * 3, ignore, lambda: next(wishes), note=notes.append)
-    assert notes[-1].startswith("3 SLURM jobs are still in the queue (77); they end by themselves after the round")
-    assert notes[-1].endswith("scancel 77")
-    assert list(Path(machine.files, "slurm").glob("*/job.sh")) and not pools(machine)  # a job ends without its pool
-
-
-def test_what_sbatch_refuses_is_said_once(jobs, machine, fake_slurm):
-    fake_slurm(
-        refuse='echo "sbatch: error: invalid partition specified: bog" >&2;'
-        ' echo "sbatch: error: Batch job submission failed: Invalid partition name specified" >&2; exit 1;'
-    )
-    with pytest.raises(MachineError, match=r"^sbatch: invalid partition specified: bog; Batch job submission failed: "):
-        slurm.run(jobs, machine, ["cpu"], ignore, never)
-
-
 def test_as_many_jobs_as_the_queue_takes(jobs, machine, fake_slurm, monkeypatch):
     """It takes one of ours; that one takes all cells in turn."""
     monkeypatch.setattr(driver, "LEAVE", 0.0)
@@ -314,18 +295,6 @@ def test_a_driver_that_starts_again_follows_what_is_in_the_queue(jobs, machine, 
     assert not pools(machine)
 
 
-def test_a_controller_that_does_not_answer_ends_nothing(fake_slurm):
-    fake_slurm("exit 1")
-    assert queue.states(["77_0"]) == {}
-
-
-def test_an_array_cancelled_while_it_waits_is_one_line(fake_slurm):
-    fake_slurm('echo "77|CANCELLED|None"; echo "77_1|RUNNING|None"; echo "78_0|PENDING|(a|b)"')
-    found = queue.states(["77_0", "77_1", "78_0", "79_0"])
-    assert [found[job].state for job in found] == ["CANCELLED", "RUNNING", "PENDING", "GONE"]
-    assert found["78_0"].reason == "(a|b)"
-
-
 def test_sbatch_is_asked_whether_it_would_take_a_job(fake_slurm, jobs, machine, capsys):
     """Where it answers: else a plan is a plan all the same."""
     asked = 'case "$*" in *--test-only*) echo "{}" >&2; exit {};; esac;'
@@ -340,38 +309,6 @@ def test_sbatch_is_asked_whether_it_would_take_a_job(fake_slurm, jobs, machine, 
     fake_slurm(refuse=asked.format("fatal: no controller", 1))
     start.run(jobs, Watch("crew"), dry)
     assert "sbatch: fatal: no controller" in capsys.readouterr().out
-
-
-def test_what_slurm_cannot_do(machine, monkeypatch, tmp_path, capsys, fake_slurm):
-    path = os.environ["PATH"]
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(MachineError, match="no sbatch here: --executor slurm runs where jobs are submitted"):
-        slurm.slots("cpu", None, 1, machine.db)
-    with pytest.raises(SpecError, match=r"^device=cuda:0: SLURM chooses the GPUs; give cuda"):
-        slurm.slots("cuda:0", None, 1, machine.db)
-    monkeypatch.setenv("PATH", path)
-    fake_slurm()
-    for content, message in (
-        ("slurm = 3", r"slurm: expected a table \[slurm\]"),
-        ("[db]\nn = 3", "db: expected one value"),
-        ("[slrum]", r"unknown setting 'slrum' \(did you mean 'slurm'\?\)"),
-        ("[slurm.attacks]\npartitoin = 'x'", r"\[slurm.attacks\]: unknown key 'partitoin'"),
-    ):
-        Path("fatbench.toml").write_text(content)
-        with pytest.raises(SpecError, match=rf"^fatbench\.toml: {message}"):
-            slurm.slots("cpu", None, 1, machine.db)
-    assert capsys.readouterr().err == ""
-    Path("fatbench.toml").write_text("[slurm]\ntime = 2\njobs = 3\n")
-    assert slurm.slots("auto", None, 1, machine.db) == ["cpu"] * 3
-    said = capsys.readouterr().err
-    assert "r.db: a SQLite file must be on a file system that all nodes share" in said
-    assert "[slurm] time = 2: a job of 2 min mostly starts and stops; give 5 or more" in said
-    Path("fatbench.toml").write_text("[slurm]\npartition = 'gpu'\n")
-    assert slurm.slots("auto", 1, 1, machine.db) == ["cpu"]
-    assert "partition = 'gpu' alone asks for no GPU, so this runs on CPUs; give gpus = 1" in capsys.readouterr().err
-    Path("fatbench.toml").write_text("[slurm]\ngres = 'gpu:a100:1'\n")
-    assert slurm.slots("auto", 1, 1, machine.db) == ["cuda:0"]
-    assert slurm.slots("cuda", 2, 2, machine.db) == ["cuda:0", "cuda:0", "cuda:1", "cuda:1"]
 
 
 # --- the job, in this process ------------------------------------------------------------------------------------
@@ -473,11 +410,6 @@ def test_a_process_whose_job_slurm_has_started_elsewhere_ends(jobs, machine, mon
         assert work.stop() == 1
 
 
-def test_what_is_stored_of_a_run_holds_no_address(jobs, machine):
-    secret = Work(jobs, replace(machine, db="postgresql://u:geheim@host/x"))
-    assert "geheim" not in secret.text() and Work.parsed(secret.text(), secret.machine.db) == secret
-
-
 def test_another_user_s_run_on_the_same_database_is_left_alone(jobs, machine, fake_slurm, monkeypatch):
     pool = begun(jobs, machine)
     pool.expect({"77_0": 0})
@@ -485,13 +417,6 @@ def test_another_user_s_run_on_the_same_database_is_left_alone(jobs, machine, fa
     log = fake_slurm('echo "77_0|CANCELLED|None"')
     slurm.run(jobs[:1], machine, ["cpu"], ignore, never, note=ignore_note)
     assert len(calls(log, "sbatch")) == 1 and pool.work() is not None
-
-
-def test_a_job_whose_run_is_over_says_so(machine, jobs, monkeypatch, capsys):
-    monkeypatch.delenv(driver.DATABASE, raising=False)
-    assert job.main("gone") == 2 and "without FATBENCH_DB" in capsys.readouterr().err
-    monkeypatch.setenv(driver.DATABASE, machine.db)
-    assert job.main("gone") == 0 and "the run is over" in capsys.readouterr().err
 
 
 def test_status_and_show_name_the_job_of_a_cell(jobs, machine, run):

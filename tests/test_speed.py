@@ -12,13 +12,11 @@ from typing import Any
 import pytest
 from sqlalchemy import event
 
-from fatbench.cli import show
-from fatbench.errors import SpecError
 from fatbench.runner import progress
 from fatbench.store import jsonl as lines_of_results
 from fatbench.store import timing
 from fatbench.store.stages import Store
-from fatbench.suite import calls, cells, files, language, trees
+from fatbench.suite import files, language
 
 pytest_plugins = ("databases",)
 SUITES = Path(__file__).parent.parent / "suites"
@@ -71,43 +69,7 @@ def calls_of(monkeypatch: pytest.MonkeyPatch, where: Any, name: str) -> list[tup
 # --- files -------------------------------------------------------------------------------------------------------
 
 
-def test_a_file_that_many_suites_extend_is_parsed_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    trees.parse.cache_clear()
-    for name in files.available():
-        files.load(name)
-    suites = [file for file in SUITES.rglob("*.yaml") if file.parent.name != "published"]
-    assert trees.parse.cache_info().misses == len(suites)
-
-
 # --- plans -------------------------------------------------------------------------------------------------------
-
-
-def test_axes_are_laid_on_only_where_they_change(grid: files.Suite, monkeypatch: pytest.MonkeyPatch) -> None:
-    """9 labels of the first axis and 90 of the second, not 180."""
-    laid: list[Any] = []
-    merge = language.merge
-
-    def counted(under: Any, over: Any) -> Any:
-        laid.append(over)
-        return merge(under, over)
-
-    monkeypatch.setattr(language, "merge", counted)
-    grid.plan()
-    labels = [id(patch) for axis in grid.contents.axes.values() for patch in axis.values()]
-    assert sum(id(over) in labels for over in laid) == 99
-
-
-def test_a_part_that_suits_one_cell_is_refused_in_another(grid: files.Suite) -> None:
-    spec = grid.plan().cells[0].spec
-    assert cells.canonical({**spec, "size": 8})["size"] == 8
-    with pytest.raises(SpecError, match="small_cnn: needs images of at least 8x8, got 4x4"):
-        cells.canonical({**spec, "size": 4})
-
-
-def test_a_mistake_is_found_again_where_it_is_made_again(tmp_path: Path) -> None:
-    for place in ("first", "second"):
-        with pytest.raises(SpecError, match=f"^{place}: eps: .*greater than or equal to 0"):
-            calls.check("Attack", {"name": "fgsm", "eps": -1}, place)
 
 
 def test_the_list_of_suites_reads_none_of_ours_and_counts_others(
@@ -123,21 +85,6 @@ def test_the_list_of_suites_reads_none_of_ours_and_counts_others(
 
 
 # --- what is printed ---------------------------------------------------------------------------------------------
-
-
-def test_a_long_list_is_printed_without_rich(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    console = show.new_console()
-    printed = calls_of(monkeypatch, console, "print")
-    rows = [[f"c{i}", "done", str(i)] for i in range(show.LONG + 1)]
-    show.print_rows(console, ("cell", "state", "n"), rows, ("n",))
-    out = capsys.readouterr().out.splitlines()
-    assert printed == []
-    assert out[0] == "cell  state    n"
-    assert out[2] == "c0    done     0" and out[-1] == "c200  done   200"
-    show.print_rows(console, ("cell", "state", "n"), rows[:1], ("n",))
-    assert len(printed) == 3 and "c0    done   0" in capsys.readouterr().out
 
 
 # --- the database ------------------------------------------------------------------------------------------------
@@ -174,25 +121,6 @@ def test_bare_status_is_one_query_and_loads_no_spec(store: Store) -> None:
     }
     selects = [text for text in sent if text.lstrip().upper().startswith("SELECT")]
     assert len(selects) == 1 and "spec" not in selects[0]
-
-
-def test_a_cell_is_found_by_its_first_letters_in_one_query(store: Store) -> None:
-    sent = statements(store)
-    assert store.ids_beginning_with("aa") == ["aa1", "aa2"]
-    assert store.ids_beginning_with("aa", maximum=1) == ["aa1"]
-    assert store.ids_beginning_with("AA") == store.ids_beginning_with("%") == store.ids_beginning_with("aa1x") == []
-    assert store.known_cells(["aa1", "no"]) == {"aa1"} and store.has_cells()
-    assert not any("spec" in text for text in sent)
-
-
-def test_what_stages_say_alike_is_parsed_once(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    parsed = calls_of(monkeypatch, json, "loads")
-    rows = store.stages(["aa1", "aa2", "ab3"])
-    assert {key: (row.status, row.record, row.settings) for key, row in rows.items()} == {
-        ("aa1", "train"): ("done", {}, None), ("aa1", "natural-1@1"): ("running", {}, None),
-        ("aa2", "train"): ("failed", {}, None), ("ab3", "train"): ("done", {}, None),
-    }  # fmt: skip
-    assert parsed.count(("{}",)) == 2  # of the records, and what is said beside the columns of the run that is going on
 
 
 @pytest.mark.parametrize("url", ["sqlite"], indirect=True)
@@ -295,15 +223,6 @@ def test_entries_answer_without_torch_as_with_it() -> None:
     assert len(without) > 3000 and without == with_torch
 
 
-def test_an_entry_that_computes_with_tensors_is_found_without_torch() -> None:
-    """Nothing is silently wrong: what stands for torch has neither a truth nor a value."""
-    torch = calls._NoTorch()
-    assert torch.nn.functional(torch.ones(3)) is torch and torch.no_grad()(len) is not len
-    for wrong in (bool, float, int, len, lambda stand_in: stand_in + 1, lambda stand_in: stand_in < 1):
-        with pytest.raises(TypeError):
-            wrong(torch)
-
-
 @pytest.mark.nightly
 def test_what_only_plans_needs_no_torch(tmp_path: Path) -> None:
     for command in (["plan", "sfat-fashion"], ["check", "sfat-fashion"], ["show", "sfat-fashion"],
@@ -313,16 +232,6 @@ def test_what_only_plans_needs_no_torch(tmp_path: Path) -> None:
 
 def test_a_list_of_suites_needs_no_library_of_numbers(tmp_path: Path) -> None:
     assert not imported(tmp_path, "list", "suites") & {"torch", "garbage"}
-
-
-@pytest.mark.parametrize("arguments", [["show"], ["show", "--log"]], ids=" ".join)
-def test_one_cell_needs_no_torch(arguments: list[str], tmp_path: Path) -> None:
-    """Nor, for its log, tables."""
-    with Store.open(str(tmp_path / "fatbench.db"), create=True) as store:
-        store.add_cell("abc", {"seed": 0})
-    found = imported(tmp_path, *arguments, "ab", "--db", "fatbench.db", parts=3)
-    assert "sqlalchemy" in found and not found & {"torch", "yaml"}
-    assert arguments == ["show"] or "fatbench.report" not in found
 
 
 def test_the_script_that_a_worker_reads_anew_imports_no_command_line() -> None:

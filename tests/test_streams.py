@@ -61,14 +61,9 @@ def test_what_is_closed_takes_nothing_and_stops_nothing(place: Path, streams: st
     assert (place / "base.db").read_bytes() == before
 
 
-@pytest.mark.parametrize("command", ["report fuzzed.yaml", "export", "--version"])
+@pytest.mark.parametrize("command", ["report fuzzed.yaml", pytest.param("export", marks=pytest.mark.nightly)])
 def test_a_full_stdout_is_one_sentence(place: Path, command: str) -> None:
     assert ended("> /dev/full", *command.split()) == (5, "", "fatbench: stdout: No space left on device\n")
-
-
-def test_a_closed_stdin_is_an_empty_one(place: Path) -> None:
-    code, out, err = ended("<&-", "import", "-", "--db", "new.db")
-    assert (code, out) == (2, "") and err.startswith("fatbench: -: empty") and not (place / "new.db").exists()
 
 
 def test_a_reader_that_is_gone_ends_the_command(place: Path) -> None:

@@ -9,7 +9,6 @@ and look at the difference: a cell whose identity changes is a cell that has to 
 
 from __future__ import annotations
 
-import copy
 import csv
 import hashlib
 import json
@@ -26,17 +25,20 @@ from fatbench import report
 from fatbench.errors import NothingMatched, SpecError
 from fatbench.report.numbers.sources import Source
 from fatbench.settings import IN_VARIANT
-from fatbench.suite import calls, cost, files, tables, threats, trees
+from fatbench.suite import calls, cost, files, tables, threats
 from fatbench.suite.cells import Cell, Plan
 from fatbench.suite.files import Suite, load
 from fatbench.suite.tables import Table
-from fatbench.suite.types import parse_seeds, seeds_text
 
 ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "suites"
 GOLDEN = Path(__file__).parent / "golden" / "suite_ids.json"
 NAMES = sorted(file.stem for file in FOLDER.glob("*.yaml"))
 PRESETS = ("paper", "quick", "smoke")
+OFTEN = ["paper", pytest.param("quick", marks=pytest.mark.nightly), "smoke"]
+# A suite of each paper and of each kind of our own; the others extend them.
+QUICK = ("adfl-compare", "april-learning", "fat-byzantine", "fat-personal", "fedvkd-cifar10", "sfat-cifar10")
+QUICKLY = [pytest.param(name, marks=[pytest.mark.nightly] * (name not in QUICK)) for name in NAMES]
 OF_THE_ISSUE = {
     "sfat-cifar10", "sfat-cifar100", "sfat-svhn", "sfat-celeba", "sfat-clients", "sfat-local-methods", "sfat-strength",
     "sfat-per-client", "sfat-local-epochs", "sfat-reverse", "sfat-softbetter", "sfat-anneal", "sfat-drift", "sfat-mu",
@@ -78,7 +80,7 @@ def points(table: Table, plan: Plan) -> list[dict[str, str]]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("preset", OFTEN)
 def test_plans(name: str, preset: str) -> None:
     suite, asked = read(name), plan(name, preset)
     assert suite.name == name
@@ -90,7 +92,7 @@ def test_plans(name: str, preset: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("preset", OFTEN)
 def test_every_table_has_rows_and_one_point_to_a_place(name: str, preset: str) -> None:
     asked = plan(name, preset)
     report.check(read(name), asked)  # SpecError: two points at one place of a table or a figure
@@ -427,38 +429,6 @@ def test_settings_of_tables_3_and_21(name: str) -> None:
     assert plan(name).checkpoints == ["last", "best-val", "best-test"]
 
 
-def test_tables_stand_in_the_order_of_the_paper() -> None:
-    """Rows by optimizer, variants under the row that they vary; Non-IID left of IID, as in Table 21."""
-    rows = {}
-    for table in read("sfat-cifar10").tables:
-        shown = points(table, plan("sfat-cifar10"))
-        rows[table.id] = list(dict.fromkeys(tuple(p[axis] for axis in table.rows) for p in shown))
-        if table.id == "T21":
-            assert list(dict.fromkeys(p["partition"] for p in shown)) == ["Non-IID", "IID"]
-    pairs = [(o, m) for o in ("FedAvg", "FedProx", "SCAFFOLD") for m in ("FAT", "SFAT")]
-    assert rows["T3"] == pairs
-    assert rows["T21"] == [*pairs, ("Centralized", "AT"), ("Centralized (released)", "AT")]
-    assert rows["T3-variants"][:3] == [("FedAvg", "FAT"), ("FedAvg", "SFAT"), ("FedAvg", "SFAT (released)")]
-
-
-def test_unequal_splits_have_the_published_sizes() -> None:
-    """In shards, as the release deals them: SVHN 5860-26370 is 4 to 18 shards of 1465, 50-16700 is 1 to 334 of 50."""
-    numpy = pytest.importorskip("numpy")
-    from fatbench.methods.partitions import unequal_shards
-
-    shard = {"CIFAR-10": 49_000 // 50, "SVHN": 72_257 // 50}
-    want = {"K=5 6000-13000": (6, 13), "K=10 1000-8000": (1, 8), "K=5 5860-26370": (4, 18), "K=10 1465-13185": (1, 9)}
-    for split, settings in {c.key["split"]: c.spec["partition"] for c in plan("sfat-unequal").cells}.items():
-        dataset, _, rest = split.partition(" ")
-        labels = numpy.arange(49_000 if dataset == "CIFAR-10" else 72_257) % 10
-        keywords = {key: value for key, value in settings.items() if key != "name"}
-        sizes = [len(part) for part in unequal_shards(labels, numpy.random.default_rng(0), None, **keywords)]
-        if rest in want:
-            assert (min(sizes), max(sizes)) == tuple(n * shard[dataset] for n in want[rest])
-        else:
-            assert (min(sizes), max(sizes)) == (50, 16_700)
-
-
 # --- the published numbers ----------------------------------------------------------------------------------------
 
 REPEATS = {"T3-variants", "T3-5-clients", "audit", "T11-variants"}  # show published numbers of other tables again
@@ -607,14 +577,6 @@ def test_published_numbers(name: str, id: str, point: dict[str, str], heading: s
     assert [found for _, _, found in published(table, point)[heading]] == text
 
 
-def test_fgsm_compares_with_the_released_attack_only() -> None:
-    for name, table in _tables():
-        assert table.published is not None
-        assert "FGSM" not in table.published.values, name
-        if "FGSM (released)" in table.published.values:
-            assert (table.values["FGSM (released)"], table.values["FGSM"]) == ("fgsm_sfat", "fgsm")
-
-
 SELECTED = {
     "sfat": "best-test",
     "fat-transformers": "best-test",
@@ -638,11 +600,6 @@ def test_every_published_number_says_of_which_round_it_is() -> None:
             assert "select" in shown.published.model_fields_set, (name, shown.id)
             unknown = shown.published.file.name in ("sfat-t7.csv", "sfat-t8.csv")
             assert shown.published.select == ("unknown" if unknown else SELECTED[paper]), (name, shown.id)
-
-
-def test_only_distances_are_plain_numbers() -> None:
-    plain = {table.id for _, table in _tables() if table.published is not None and table.published.unit == "plain"}
-    assert plain == {"T13", "T14"}
 
 
 # --- how suite files are read -------------------------------------------------------------------------------------
@@ -833,22 +790,6 @@ def test_attacks_can_be_added_to_a_preset_that_does_without() -> None:
         read("april-masks").plan("paper", attacks=["fgsm"])
 
 
-@pytest.mark.parametrize("preset", ["paper", "quick"])
-def test_all_four_attacks_can_be_added_to_every_suite(preset: str) -> None:
-    """But where AutoAttack needs more classes, and where no model is evaluated; at each point with one radius."""
-    every = ("fgsm", "pgd20", "cw", "autoattack")
-    for name in NAMES:
-        plain = plan(name, preset)
-        if name in ("sfat-celeba", "sfat-plane"):
-            with pytest.raises(SpecError, match="AutoAttack's targeted losses need at least 4 classes"):
-                read(name).plan(preset, attacks=every)
-        elif plain.metrics():
-            for cell in read(name).plan(preset, attacks=every).cells:
-                found = {e.label: e.attack["eps"] for e in cell.evaluations if e.label in every}
-                assert {*found} in ({*every}, set()), name
-                assert len(set(found.values())) < 2, name
-
-
 def test_a_preset_takes_an_attack_out(suite_from: Callable[..., Suite]) -> None:
     suite = suite_from(
         ("{note: small,", "{note: small, evaluate: {attacks: {pgd20: null, fgsm: {name: fgsm, eps: 8/255}}},")
@@ -859,20 +800,6 @@ def test_a_preset_takes_an_attack_out(suite_from: Callable[..., Suite]) -> None:
 def test_points_that_are_one_experiment_are_run_once(suite_from: Callable[..., Suite]) -> None:
     plan = suite_from(("ten: {partition: {clients: 10}}", "ten: {}")).plan()
     assert (len(plan.cells), len(plan.unique())) == (4, 2)
-
-
-def test_many_seeds_are_said_as_ranges() -> None:
-    """More than ten in a row, as `--seeds` takes them."""
-    assert seeds_text({4, 0, 1, 2, 3}) == "0, 1, 2, 3, 4" and seeds_text([]) == ""
-    assert seeds_text([*range(10, 40), 41, 43]) == "10-39, 41, 43"
-    assert parse_seeds(seeds_text([*range(6), 7, *range(9, 20)])) == [*range(6), 7, *range(9, 20)]
-
-
-def test_seeds(suite_from: Callable[..., Suite]) -> None:
-    suite = suite_from(("seeds: [6]", 'seeds: "0-2"'))
-    assert [c.spec["seed"] for c in suite.plan().cells][:3] == [0, 1, 2]
-    assert {c.spec["seed"] for c in suite.plan("paper", seeds=[9]).cells} == {9}
-    assert parse_seeds("0-2,7, 1") == [0, 1, 2, 7]
 
 
 def test_identity_ignores_defaults_and_how_a_suite_is_written(suite_from: Callable[..., Suite]) -> None:
@@ -1015,47 +942,6 @@ def test_refused_in_combination(message: Callable[..., str]) -> None:
     )
 
 
-def test_refused_in_a_preset(message: Callable[..., str], suite_from: Callable[..., Suite]) -> None:
-    axes = "axes: {E: [one]}}"
-    for new, said in [
-        ("axes: {F: [one]}}", "s.yaml:34: F: no axis is named 'F' (known: E, K)"),
-        ("axes: {E: [tow]}}", "s.yaml:34: E: axis 'E' has no label 'tow' (did you mean 'two'?)"),
-        ("axes: {E: []}}", "s.yaml:34: E: no label is left on axis 'E': the grid is empty"),
-        ("base: {modle: {name: nin}}}", "s.yaml:34: modle: 'cell' has no setting 'modle' (did you mean 'model'?)"),
-    ]:
-        assert message((axes, new), preset="smoke") == said
-    with pytest.raises(SpecError) as caught:
-        suite_from().plan("smok")
-    assert str(caught.value) == "suite 's' has no preset 'smok' (did you mean 'smoke'?)"
-
-
-def test_a_suite_cannot_extend_itself(suite_from: Callable[..., Suite], tmp_path: Path) -> None:
-    with pytest.raises(SpecError) as caught:
-        suite_from(("name: s\n", "name: s\nextends: s.yaml\n"))
-    assert str(caught.value) == f"{tmp_path / 's.yaml'}: a suite cannot extend itself (s -> s)"
-    (tmp_path / "t.yaml").write_text("name: t\nextends: u.yaml\n")
-    (tmp_path / "u.yaml").write_text("name: u\nextends: t.yaml\n")
-    with pytest.raises(SpecError) as caught:
-        load(str(tmp_path / "t.yaml"))
-    assert str(caught.value) == f"{tmp_path / 't.yaml'}: a suite cannot extend itself (t -> u -> t)"
-
-
-def test_extends_what_is_not_there(suite_from: Callable[..., Suite], tmp_path: Path) -> None:
-    with pytest.raises(SpecError) as caught:
-        suite_from(("name: s\n", "name: s\nextends: sfat-cifra10\n"))
-    assert str(caught.value) == (
-        f"{tmp_path / 's.yaml'}:2: extends: no suite is named 'sfat-cifra10' (did you mean 'sfat-cifar10'?)"
-    )
-
-
-def test_a_misspelt_axis_of_a_child_is_no_new_axis(tmp_path: Path) -> None:
-    """A new axis with one label would be silently in every cell, under the parent's identity or another."""
-    child = "name: s\ntitle: s\nextends: sfat-cifar10\naxes: {metod: {mine: {}}}\n"
-    (tmp_path / "s.yaml").write_text(child)
-    with pytest.raises(SpecError, match=r"s.yaml:4: metod: no axis of .*did you mean 'method'"):
-        load(str(tmp_path / "s.yaml"))
-
-
 def test_files_that_are_no_suites(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("list.yaml").write_text("- name: s\n")
@@ -1120,29 +1006,3 @@ GRID = "product: [E, K]\n  include: [{E: one}]\n  exclude: [{when: {E: two}, rea
 MORE = "    where: {E: one}\n    best: max\n    paired: {axis: K, against: five}\n"
 SMALL = "{note: small, base: {}, overrides: [{when: {E: one}, set: {}}], evaluate: {n: 3},"
 ODD = (None, True, 3, 2.5, "odd", [], [3], ["odd"], {}, {"odd": 1}, [{"odd": 1}], [[]])
-
-
-def _replaced(node: Any) -> Iterator[tuple[str, Any]]:
-    """Every tree that is `node` with one value replaced by an odd one, and what was done."""
-    for key in list(node) if isinstance(node, dict) else range(len(node)):
-        below = _replaced(node[key]) if isinstance(node[key], dict | list) else ()
-        for what, value in [*((repr(odd), odd) for odd in ODD), *below]:
-            changed = copy.copy(node)
-            changed[key] = value
-            yield f"{key}: {what}", changed
-
-
-def test_whatever_stands_behind_a_key_is_read_or_refused_in_one_line(tmp_path: Path) -> None:
-    """Structure only: the settings of cells have their own tests."""
-    text = TINY.replace(*FIGURE).replace("product: [E, K]\n", GRID).replace("{note: small,", SMALL)
-    (tmp_path / "s.yaml").write_text(text.replace("    rows: [E]\n", f"{MORE}    rows: [E]\n"))
-    full, refused = trees.read(tmp_path / "s.yaml")[0], 0
-    assert files.read_suite(full, Path("s.yaml")).plan().cells
-    for what, changed in _replaced(full):
-        try:
-            files.read_suite(changed, Path("s.yaml"))
-        except SpecError as error:
-            refused += 1
-            message = str(error).removeprefix(f"{tmp_path}{os.sep}")
-            assert re.match(r"s\.yaml(:\d+)?: ", message) and "\n" not in message, f"{what}: {error}"
-    assert refused > 300

@@ -12,7 +12,6 @@ from test_transformers import SMALL, small
 
 from fatbench.engine import microbatch
 from fatbench.methods.svcca import activations, leading_directions, svcca
-from fatbench.models import MODELS
 
 
 def data(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -113,12 +112,3 @@ def test_activations_leave_batch_normalisation_alone() -> None:
     before = {key: value.clone() for key, value in model.state_dict().items()}
     activations(model, torch.rand(4, 3, 16, 16), 1)
     assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
-
-
-def test_refused_blocks() -> None:
-    x = torch.rand(1, 3, 16, 16)
-    for block in (0, 9):
-        with pytest.raises(ValueError, match=f"svcca: no block {block}: the model has 3"):
-            activations(small("vit"), x, block)
-    with pytest.raises(ValueError, match="svcca: NIN has no blocks"):
-        activations(MODELS["nin"]((3, 16, 16), 5, width=4), x, 1)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import secrets
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -14,12 +13,10 @@ import pandas
 import pytest
 from sqlalchemy import update
 
-from fatbench import settings, whole_file
 from fatbench.cli import app, streams
-from fatbench.errors import SpecError, printable
+from fatbench.errors import SpecError
 from fatbench.report.numbers.published import Lookup
 from fatbench.report.tables import number_format
-from fatbench.runner import executors
 from fatbench.store.document import ExchangeError, parsed
 from fatbench.store.rows import stored_text
 from fatbench.store.schema import ROUND_METRICS
@@ -85,28 +82,6 @@ def test_published_numbers_lie_in_the_suites_folder(tmp_path: Path, name: str) -
     assert "root:" not in str(refused.value) and "secret" not in str(refused.value)
 
 
-@pytest.mark.parametrize("value", ["-1", "nan", "inf", "1e300", "soon"])
-def test_seconds_are_some_that_can_pass(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
-    monkeypatch.setenv("FATBENCH_RUN_CHECKPOINT_SECONDS", value)
-    with pytest.raises(SpecError, match=r"checkpoint_seconds: expected seconds, from 0 to 1e\+09, got"):
-        settings.checkpoint_seconds()
-    monkeypatch.setenv("FATBENCH_RUN_CHECKPOINT_SECONDS", "0")
-    assert settings.checkpoint_seconds() == 0
-
-
-def test_no_more_cells_side_by_side_than_a_machine_has_processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FATBENCH_RUN_JOBS", "999999999")
-    with pytest.raises(SpecError, match="jobs: expected at most 1000 cells in parallel, got 999999999"):
-        executors.device_and_jobs(None, None)
-    assert executors.device_and_jobs("cpu", 1000) == ("cpu", 1000)
-
-
-def test_no_more_rounds_than_can_be_counted(tmp_path: Path) -> None:
-    (tmp_path / "own.yaml").write_text(SUITE[: SUITE.index("tables:")].replace("rounds: 1,", "rounds: 9999999999999,"))
-    with pytest.raises(SpecError, match="rounds: should be less than or equal to 999999999, got 9999999999999"):
-        files.load(str(tmp_path / "own.yaml")).plan("paper")
-
-
 @pytest.mark.parametrize(
     ("text", "code"),
     [("\\u001b]0;title\\u0007", "001B"), ("\\u202eevil", "202E"), ("\u202eevil", "202E"), ("\u009b2J", "009B"),
@@ -116,12 +91,6 @@ def test_no_more_rounds_than_can_be_counted(tmp_path: Path) -> None:
 def test_what_moves_a_cursor_or_turns_text_round_is_not_taken_in(line: str, text: str, code: str) -> None:
     with pytest.raises(ExchangeError, match=rf"^f:2: runs.0.*: a control character .U\+{code}.$"):
         parsed(line % text, "f:2")
-
-
-def test_text_of_any_language_is_taken_in() -> None:
-    line = '{"host": "müller 研究 \\u00e9 \\ud83d\\ude00", "error": "a\\n\\tb", "label": "c:\\\\x"}'
-    assert parsed(line, "f:2")["error"] == "a\n\tb"
-    assert printable("a\x1b[2J\0\n\tb") == "a\\x1b[2J\\x00\n\tb"
 
 
 def test_a_cell_of_a_csv_is_never_a_formula() -> None:
@@ -177,20 +146,6 @@ def test_a_terminal_of_few_letters_shows_what_it_can(monkeypatch: pytest.MonkeyP
     shown: Any = out.buffer
     letters = {"latin-1": "Dirichlet ? ? 0.5 ? ü", "ascii": "Dirichlet ? ? 0.5 ? ?"}[encoding]
     assert not ended.value.code and shown.getvalue().decode(encoding) == f"{letters}\n"
-
-
-def test_a_temporary_file_is_none_that_somebody_else_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever guesses its name could have made a link there, which would be followed."""
-    target = tmp_path / "precious"
-    target.write_text("mine")
-    file = tmp_path / "out.md"
-
-    monkeypatch.setattr(secrets, "token_hex", lambda size: "guessed")
-    part = file.with_name(".out.md.guessed.part")
-    part.symlink_to(target)
-    with pytest.raises(SpecError, match="File exists"):
-        whole_file.write(file, "table")
-    assert target.read_text() == "mine" and not file.exists() and part.is_symlink()
 
 
 EVIL = "\x1b]0;t\x07\u202ex\x9b2J\ry"

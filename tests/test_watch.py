@@ -6,7 +6,6 @@ import io
 import re
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,6 @@ from fatbench.cli import watch as watching
 from fatbench.cli.watch import Watch
 from fatbench.runner.jobs import Event, Summary
 from fatbench.runner.start import jobs_of
-from fatbench.store.database import NoDatabase
 from fatbench.store.stages import Store
 from fatbench.suite import files
 from fatbench.suite.cells import Plan
@@ -101,20 +99,6 @@ def test_a_slot_says_what_it_runs(plan: Plan, clock: Callable[[float], None]) ->
     assert "autoattack FAB-T on 31 of 100" in shown(watch)[1]
     watch.see(0, Event(a.cell, "cell", "done"))
     assert shown(watch)[1] == "idle" and "1/2 cells" in shown(watch)[0]
-
-
-def test_long_labels_are_cut_and_numbers_are_not(plan: Plan, clock: Callable[[float], None]) -> None:
-    a, b = jobs_of(plan)
-    watch = Watch(f"suite {'long-' * 12}name, preset cpu")
-    long = [replace(job, label=f"{job.cell} {'a long label ' * 8}{job.label}") for job in (a, b)]
-    watch.begin(long, {a.cell: "todo", b.cell: "todo"}, ["cuda:0", "cuda:1"])
-    for slot, job in enumerate(long):
-        watch.see(slot, Event(job.cell, "train", "start", 0, 100))
-        clock(10 * slot + 10)
-        watch.see(slot, Event(job.cell, "train", "progress", 5, 100, 100.0))
-    lines = shown(watch)
-    method_and_seed = long[0].label[-12:]
-    assert re.match(rf"cuda:0  ….*{method_and_seed}  round 5/100  .* left$", lines[1])
 
 
 @pytest.mark.parametrize("lines", ["none", "cell", "event"])
@@ -208,22 +192,6 @@ def test_looking_at_runs_elsewhere_ends_when_nothing_is_left(
     ]
 
 
-def test_looking_ends_where_nothing_runs(
-    plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    waited: list[float] = []
-    monkeypatch.setattr(time, "sleep", waited.append)
-    db = str(tmp_path / "a.db")
-    Store.open(db, create=True).close()
-    with settings.options({"db": db}):
-        watching.watch_plan("two", lambda store: plan, 5.0)
-    assert waited == [5.0, 5.0]
-    assert capsys.readouterr().err == "nothing runs; 2 cells to do: fatbench run two --preset paper\n"
-    absent = {"db": str(tmp_path / "none.db")}
-    with settings.options(absent), pytest.raises(NoDatabase, match=r"none\.db does not exist"):
-        watching.watch_plan("two", lambda store: plan, 5.0)
-
-
 def test_one_error_of_two_cells_is_said_once(plan: Plan, capsys: pytest.CaptureFixture[str]) -> None:
     a, b = (job.cell for job in jobs_of(plan))
     watch = Watch("suite two")
@@ -238,16 +206,3 @@ def test_one_error_of_two_cells_is_said_once(plan: Plan, capsys: pytest.CaptureF
         f"  failed: {a}, {b}: ValueError: no (fatbench show {a} --log)",
         "  run them again with --rerun failed",
     ]
-
-
-def test_an_error_with_brackets_does_not_end_the_table(
-    plan: Plan, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Rich reads "[/x]" as the end of a style."""
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    a = jobs_of(plan)[0].cell
-    with Watch("suite two") as watch:
-        watch.begin(jobs_of(plan), {job.cell: "todo" for job in jobs_of(plan)}, ["cpu"])
-        assert watch.live.is_started
-        watch.see(0, Event(a, "train", "failed", message="KeyError: '[/x]'"))
-    assert "train: KeyError: '[/x]'" in capsys.readouterr().err

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,7 +26,6 @@ from fatbench.store.stages import Store
 from fatbench.suite import calls, cells, weights
 from fatbench.suite.weights import WEIGHTS, Weights
 
-Run = Callable[..., tuple[int, str, str]]
 CONTENT = b"three words of weights"
 DIGEST = hashlib.sha256(CONTENT).hexdigest()
 NOBODYS = "a-package-that-nobody-has"
@@ -229,20 +226,6 @@ def test_the_digest_of_tensors_is_of_their_names_shapes_and_contents() -> None:
     assert digest_of_tensors(state) == f"sha256:{by_hand.hexdigest()}"
     assert digest_of_tensors(dict(reversed(state.items()))) == digest_of_tensors(state)
     assert digest_of_tensors({**state, "b": torch.ones(1, 2)}) != digest_of_tensors(state)
-
-
-def test_commands_say_which_file_they_want(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Run) -> None:
-    monkeypatch.setenv("FATBENCH_DATA", str(tmp_path))
-    monkeypatch.setenv("COLUMNS", "400")
-
-    said = f"t2t_vit_14: 81.5_T2T_ViT_14.pth.tar in {tmp_path / 'weights'} (missing, fatbench fetch t2t_vit_14"
-    suite = ("fat-transformers-noniid2", "-k", "model='T2T-ViT-14'")
-    assert said in run("show", suite[0])[1]
-    assert said in run("plan", "suite", *suite)[1]
-    assert said in run("doctor")[1]
-    assert re.search(r"^t2t_vit_14 +missing", run("list", "data")[1], re.MULTILINE)
-    planned = json.loads(run("plan", "suite", *suite, "--format", "json")[1])["weights"]
-    assert [(row["name"], row["state"]) for row in planned] == [("t2t_vit_14", "missing")]
 
 
 def test_weights_are_found_by_their_content_wherever_they_lie(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

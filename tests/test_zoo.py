@@ -36,14 +36,6 @@ def test_the_committed_network_is_found_by_its_name_and_gives_the_logits_of_its_
     torch.testing.assert_close(network(images), same(images))
 
 
-def test_a_cache_that_cannot_be_written_is_said(place: Path) -> None:
-    (one,) = zoo.entries([RESULTS])
-    shutil.copy(FILE, place / f"{one.sha256}.safetensors")
-    (place / "cache").write_text("no folder")
-    with pytest.raises(SpecError, match=r"safetensors: (Not a directory|File exists)"):
-        zoo.find(one, [place.as_uri()])
-
-
 def test_a_network_comes_from_an_address_once_and_another_file_is_refused(place: Path) -> None:
     (one,) = zoo.entries([RESULTS])
     served = place / "served"
