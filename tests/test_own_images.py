@@ -15,6 +15,7 @@ import torch
 from crew import fork_server, numbers
 
 import fatbench
+from fatbench.data import digits
 from fatbench.engine.accuracy import accuracy, attack_in_chunks, unpacked
 from fatbench.engine.rounds import Problem
 from fatbench.engine.setup import Runtime, setup
@@ -256,6 +257,7 @@ def test_what_cannot_be_is_refused_before_anything_runs(tmp_path: Path) -> None:
     assert "expected test, clients, or {clients: [names of attacks]}, got 'client'" in refused(
         tmp_path, "on: {clients: [own_natural, own_fgsm]}", "on: client"
     )
+    assert "images stands in evaluate, beside on" in refused(tmp_path, "own_fgsm]}", "own_fgsm], images: held_out}")
     assert "no attack is named 'own_pgd'" in refused(tmp_path, "[own_natural, own_fgsm]}", "[own_pgd]}")
     transfer = "transfer: {moved: {attack: own_fgsm, axis: method}}\n  unseen: 1"
     assert "'own_fgsm' is on the clients' own images: a transfer needs" in refused(tmp_path, "unseen: 1", transfer)
@@ -410,3 +412,27 @@ def test_every_client_is_judged_as_it_would_be_alone(measured) -> None:
         assert len(correct) == n
         expected += correct.tolist()
     assert stored == expected
+
+
+def test_clients_are_judged_on_the_test_images_of_their_writers(tmp_path: Path) -> None:
+    """Three clients of one writer each: as many images as the writer has in the test set, and the mean over clients."""
+    text = SUITE.replace("  client_holdout: 0.3\n", "")
+    text = text.replace("{name: dirichlet, clients: 4, alpha: 0.5}", "by_writer")
+    text = (
+        text.replace("unseen: 1", "images: writers")
+        .replace('"unseen:own_fgsm"', '"pooled:own_fgsm"')
+        .replace("seeds: [1, 2]", "seeds: [1]")
+    )
+    suite, machine = suite_of(tmp_path, text), place(tmp_path)
+    with Store.open(machine.db, create=True) as store:
+        for job in jobs_of(suite.plan()):
+            assert work(job, machine, store) == "done"
+    counts = numpy.unique(digits(tmp_path).test_writers[:60], return_counts=True)[1].tolist()
+    rows = fatbench.results(suite, clients=True, db=machine.db)
+    rows = rows[(rows["method"] == "FedAvg") & (rows["metric"] == "own_fgsm")].set_index("client")
+    alone = rows[rows.index >= 0]
+    assert alone.sort_index()["n"].tolist() == counts == [20, 30, 10]
+    table = fatbench.table(suite, "own", db=machine.db)
+    frame = table.frame().set_index(["method", "heading"])
+    assert frame["mean"]["FedAvg", "mean"] == pytest.approx(alone["value"].mean())
+    assert "fgsm(eps=25/255, on=each client's writers' test images, where there are 3)" in table.markdown()

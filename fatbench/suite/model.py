@@ -300,6 +300,9 @@ LEAST = 10  # own images of a client that is evaluated on them
 def _on(value: Any) -> Any:
     if value in ("test", "clients") or (isinstance(value, Mapping) and set(value) == {"clients"}):
         return value if isinstance(value, str) else {"clients": labels(value["clients"])}
+    beside = [key for key in ("images", "least", "unseen") if isinstance(value, Mapping) and key in value]
+    if beside:
+        raise ValueError(f"{' and '.join(beside)} stand{'s' * (len(beside) == 1)} in evaluate, beside on")
     raise ValueError(f"expected test, clients, or {{clients: [names of attacks]}}, got {value!r}")
 
 

@@ -31,6 +31,7 @@ from fatbench.suite.model import (
     Note,
     OneOrMore,
     OverrideMap,
+    Preset,
     Presets,
     Seeds,
     Text,
@@ -412,7 +413,7 @@ class Contents(Node):
     grid: GridSpec = GridSpec()
     evaluate: Evaluate = Evaluate()
     variants: Annotated[dict[str, OverrideMap], BeforeValidator(mapping)] = Field(default={})  # settings, over `base`
-    presets: Presets
+    presets: Presets = Field(default={"paper": Preset()})
     tune: Tune | None = None
     tables: list[Table] = Field(default=[])
     figures: Annotated[list[Figure], AfterValidator(distinct)] = Field(default=[])

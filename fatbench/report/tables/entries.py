@@ -368,7 +368,9 @@ def _attacks(columns: Iterable[Column], cells_by_point: TablePoints) -> dict[str
                 if evaluation.origin is not None:
                     attack = {**attack, "computed on": f"{evaluation.origin.display_name}'s model"}
                 if evaluation.on:
-                    attack = {**attack, "on": f"each client's {evaluation.on.replace('_', ' ')} images"}
+                    source, _, least = evaluation.on.partition(" >= ")
+                    images = "held out images" if source == "held_out" else "writers' test images"
+                    attack = {**attack, "on": f"each client's {images}" + f", where there are {least}" * bool(least)}
                 if column.source.shows(evaluation) and attack not in attacks_of_metric:
                     attacks_of_metric.append(attack)
     return attacks
