@@ -212,6 +212,15 @@ def test_plan_counts_by_hand(run, place):
     assert work["image_passes"] == work["forward"] + work["backward"]
 
 
+def test_a_plan_says_that_the_number_of_clients_is_unknown(run, place):
+    """It printed 0 gradient steps and 0 B uploaded for a partition with a client for each writer."""
+    text = Path("tiny.yaml").read_text()
+    partition = next(line for line in text.splitlines() if line.strip().startswith("partition:"))
+    Path("tiny.yaml").write_text(text.replace(partition, "  partition: by_writer"))
+    _, out, _ = run("plan", "suite", "tiny.yaml")
+    assert "work of 2 of 2 cells: unknown" in out and "gradient steps" not in out and "uploaded" not in out
+
+
 def test_a_user_s_way_from_plan_to_table(run, place, forks):
     """Run, look, report, export, import elsewhere, evaluate a checkpoint, run again: nothing left to do."""
     code, out, err = run("run", "suite", "tiny.yaml", "--jobs", "2", "--device", "cpu")

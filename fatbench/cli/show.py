@@ -177,14 +177,21 @@ def plan(
     print_rows(console, ("cell", *axes, *numbers), rows, numbers)
     console.print(f"suite {shown_plan.suite}, preset {shown_plan.preset}: {len(cells)} cells")
     _weights(console, shown_plan)
-    console.print(
-        f"{_si_number(total.gradient_steps)} gradient steps, {_si_number(total.forward)} forward and"
-        f" {_si_number(total.backward)} backward image passes (AutoAttack counted as if every image survived)"
-    )
-    if all(cost.parameters(cell.spec) is not None for cell in cells):
+    unknown = [cell for cell in cells if works[cell.id] is None]
+    if len(unknown) < len(cells):
+        console.print(
+            f"{_si_number(total.gradient_steps)} gradient steps, {_si_number(total.forward)} forward and"
+            f" {_si_number(total.backward)} backward image passes (AutoAttack counted as if every image survived)"
+        )
+    if unknown:
+        console.print(
+            f"work of {len(unknown)} of {len(cells)} cells: unknown, nothing says how many clients or images they have,"
+            " or what their algorithm does"
+        )
+    if not unknown and all(cost.parameters(cell.spec) is not None for cell in cells):
         up, down, disk = (_si_number(size, "B") for size in (total.bytes_up, total.bytes_down, total.disk))
         console.print(f"{up} uploaded and {down} downloaded by the clients, {disk} of checkpoints on this disk")
-    else:
+    elif any(cost.parameters(cell.spec) is None for cell in cells):
         console.print(
             "bytes uploaded, downloaded and on this disk: unknown, a data set or model does not say its size"
             " (images of its DataEntry, or parameters of its ModelEntry)"
