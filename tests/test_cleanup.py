@@ -244,7 +244,10 @@ def test_the_commands_of_the_page_about_results(tmp_path: Path, monkeypatch: pyt
     assert not (tmp_path / "base-files" / id).exists() and not (tmp_path / "base-files" / C).exists()
     assert "2 cells" in said["fatbench check --db copy.db"]
     code, message = fuzzing.program("delete", id)
-    assert (code, message) == (3, f"fatbench: no cell '{id}' in base.db (fatbench status NAME lists the cells)\n")
+    assert (code, message) == (
+        3,
+        f"fatbench: no cell '{id}' in base.db (fatbench status NAME lists the cells; --db names another database)\n",
+    )
     assert fuzzing.program("delete", "a")[0] == 2
     assert fuzzing.program("delete", "--unused", "--db", "no.db")[0] == 4
 

@@ -14,6 +14,7 @@ import pytest
 
 from fatbench import __version__
 from fatbench.suite import calls, files, signatures
+from fatbench.suite.folders import LINKS, paper_of
 
 TINY = """
 name: tiny
@@ -160,7 +161,7 @@ MISTAKES = [  # arguments, exit code, the message on stderr
     (["export", "tiny.yaml", "--preset", "smok"], 2, "did you mean 'smoke'"),
     (["compare", "FAT", "SFAT", "--suite", "sfat-cifar"], 2, "did you mean 'sfat-cifar10'"),
     (["compare", "FAT", "SFTA", "--suite", "sfat-mu"], 2, "did you mean 'SFAT'"),
-    (["show", "sfat-cifer10"], 3, "(fatbench status sfat-cifar10 lists the cells)"),
+    (["show", "sfat-cifer10"], 3, "(fatbench status sfat-cifar10 lists the cells; --db names another database)"),
     (["plan", "--budget", "8h", "--preset", "smok"], 2, "did you mean 'smoke'"),
     (["evaluate", "no.safetensors"], 5, "no.safetensors: no such checkpoint"),
     (["fetch", "-n", "cifar11"], 2, "cifar11"),
@@ -251,7 +252,8 @@ def test_a_user_s_way_from_plan_to_table(run, place, forks):
     assert code == 3 and "fatbench report tiny -k method=SFAT" in err and "results/fatbench.db" in err
     assert [cell["id"] in err for cell in status["list"]] == [False, True]
     assert run("show", "zzzz")[::2] == (
-        3, "fatbench: no cell 'zzzz' in results/fatbench.db (fatbench status NAME lists the cells)\n"
+        3, "fatbench: no cell 'zzzz' in results/fatbench.db (fatbench status NAME lists the cells; --db names another"
+           " database)\n"
     )  # fmt: skip
 
     for format in ("markdown", "latex", "csv", "json", "html", "terminal"):
@@ -390,6 +392,14 @@ def test_interrupted_and_killed_the_same_command_goes_on(run, place):
 
 
 # --- a first look -------------------------------------------------------------------------------------------------
+
+
+def test_the_list_of_suites_begins_with_one_of_each_paper(run):
+    lines = run("list", "suites")[1].splitlines()
+    assert lines[1].startswith("One suite of each paper") and lines[7] == ""
+    assert {paper_of(line.split()[0]) for line in lines[2:7]} == {*LINKS}
+    names = [line.split()[0] for line in lines if line.startswith("  ")]
+    assert len(names) == len({*names})
 
 
 def test_what_data_a_suite_needs(place, run):

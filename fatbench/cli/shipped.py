@@ -103,7 +103,7 @@ def _what_is_left(plans: Mapping[str, Plan], cell_filter: str) -> tuple[str, str
     untouched_count = len(plan.to_run()) - done_count - left_count
     lines = [f"preset {preset}: {done_count} cells are there", f"yours: {_cell_count(own_plan)}{time_each}"]
     if untouched_count:
-        lines.append(f"{untouched_count} more that nobody has run")
+        lines.append(f"others: {untouched_count} cells not run yet; yours do not need them")
     if not cell_filter:
         lines.append("it needs the models, which exported numbers do not hold")
     return preset, "\n".join(lines)

@@ -17,7 +17,7 @@ from fatbench.data import catalogue
 from fatbench.errors import SpecError
 from fatbench.suite import format_call, plugins, weights
 from fatbench.suite.entry import Work
-from fatbench.suite.folders import paper_of
+from fatbench.suite.folders import is_jpeg, paper_of
 from fatbench.suite.types import seeds_text
 
 if TYPE_CHECKING:
@@ -91,17 +91,22 @@ def print_rows(
 
 
 def suites(rows: Sequence[Mapping[str, Any]], hidden: int) -> None:
-    """`list suites`: a line a suite under the name of its paper; hidden: how many are not shown."""
+    """`list suites`: first one of each paper, then the others under their papers; hidden: how many are not shown."""
     console = new_console()
     names = max((len(row["name"]) for row in rows), default=0)
-    papers: dict[str, list[Mapping[str, Any]]] = {}
+    short = [row for row in reversed(rows) if "weekend" in row["presets"] and not is_jpeg(row["name"])]
+    firsts = [*reversed({paper_of(row["name"]): row for row in short}.values())]
+    groups: dict[str, list[Mapping[str, Any]]] = {"One suite of each paper, to begin with": firsts} if firsts else {}
     for row in rows:
-        papers.setdefault(paper_of(row["name"]), []).append(row)
-    for paper, group in papers.items():
-        console.print(f"\n{paper}", style="bold")
+        if row not in firsts:
+            groups.setdefault(paper_of(row["name"]), []).append(row)
+    for heading, group in groups.items():
+        console.print(f"\n{heading}", style="bold")
         for row in group:
             cells = row["presets"].get("paper", "")
-            title = re.sub(r"^[\w ]*?,? (?=(Table|Figure)s? \d)", "", row["title"])  # without the name of the paper
+            title = row["title"]
+            if group is not firsts:  # without the name of the paper
+                title = re.sub(r"^[\w ]*?,? (?=(Table|Figure)s? \d)", "", title)
             line = f"  {row['name']:{names}} {cells:>5}  {title}"
             console.print(line, no_wrap=True, overflow="ellipsis")
     hint = f"\n{hidden} more on images as JPEG: --all" if hidden else ""

@@ -118,7 +118,7 @@ def cell_id(store: Store | None, begin: str, suites: Collection[str], db: Db) ->
     ids = [begin] if begin in ids else ids
     if not ids:
         place, suite = shown_databases(db), next(iter(difflib.get_close_matches(begin, suites, 1)), "NAME")
-        hint = f" (fatbench status {suite} lists the cells)"
+        hint = f" (fatbench status {suite} lists the cells; --db names another database)"
         if store is None:
             raise NothingMatched(f"no cell '{begin}': {place} does not exist; run a suite first{hint}")
         if labelled := _labelled(store, begin):
