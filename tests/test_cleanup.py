@@ -9,7 +9,6 @@ import sqlite3
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import fuzzing
 import pytest
@@ -198,23 +197,6 @@ def test_a_copy_is_whole_while_somebody_writes(store: Store, tmp_path: Path) -> 
     with pytest.raises(MachineError, match="cannot write"):
         cleanup.backup(store, tmp_path / "no" / "copy.db")
     assert [file.name for file in tmp_path.glob(".copy*")] == []
-
-
-def test_a_copy_is_on_the_disk_before_it_has_its_name(store: Store, tmp_path: Path, monkeypatch: Any) -> None:
-    """Synced before it is linked; what appears under its name meanwhile is not replaced."""
-    if store.database.path is None:
-        return
-    copy, steps = tmp_path / "copy.db", []
-    sync, link = os.fsync, os.link
-    monkeypatch.setattr(os, "fsync", lambda handle: (steps.append("fsync"), sync(handle)))
-    monkeypatch.setattr(os, "link", lambda a, b: (steps.append("link"), link(a, b)))
-    cleanup.backup(store, copy)
-    assert steps[:2] == ["fsync", "link"]
-    copy.unlink()
-    monkeypatch.setattr(os, "link", lambda a, b: (copy.write_text("somebody's"), link(a, b)))
-    with pytest.raises(SpecError, match="exists: name a new file"):
-        cleanup.backup(store, copy)
-    assert copy.read_text() == "somebody's" and [file.name for file in tmp_path.glob(".copy*")] == []
 
 
 # --- the commands ------------------------------------------------------------------------------------------------

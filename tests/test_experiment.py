@@ -17,14 +17,14 @@ from fatbench.engine.cohort import train_cohort
 from fatbench.engine.experiment import _refuse_batches_of_one, experiment
 from fatbench.engine.setup import Runtime, Setup, setup
 from fatbench.engine.splits import auxiliary_images, split
-from fatbench.errors import MachineError, SpecError
+from fatbench.errors import SpecError
 from fatbench.methods import diagnostics
 from fatbench.methods.aggregators import AGGREGATORS
 from fatbench.methods.algorithms import ALGORITHMS
 from fatbench.methods.partitions import PARTITIONS
 from fatbench.report.figures import artifacts
 from fatbench.runner.jobs import Machine, Recovery
-from fatbench.runner.start import check_data, jobs_of
+from fatbench.runner.start import jobs_of
 from fatbench.runner.training import artifact_file
 from fatbench.runner.worker import work
 from fatbench.store.stages import Store
@@ -274,24 +274,9 @@ def test_auxiliary_images():
         auxiliary_images(own, leaky, None, None)
 
 
-def test_an_auxiliary_set_is_refused_before_anything_runs(cell, tmp_path):
-    cell.spec["auxiliary"] = cell.spec["data"]
-    cell.spec["train"] = None
-    with pytest.raises(SpecError, match=f"cell {cell.cell}: auxiliary: all training images are the clients'"):
-        check_data([cell], tmp_path)
-
-
 FEDAVG = {
     "name": "fedavg", "rounds": 1, "aggregator": "samples", "local": {"batch": 8, "lr": 0.1, "objective": "standard"}
 }  # fmt: skip
-
-
-def test_missing_weights_are_refused_before_anything_runs(cell, tmp_path):
-    cell.spec["model"] = {"name": "vit", "weights": f"nowhere/vit.pth@sha256:{'0' * 64}"}
-    with pytest.raises(
-        MachineError, match=r"no file .*/weights/nowhere/vit\.pth \(put the file there; the description"
-    ):
-        check_data([cell], tmp_path)
 
 
 @pytest.mark.parametrize(

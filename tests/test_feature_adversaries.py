@@ -166,10 +166,8 @@ def refused(attack: object, algorithm: dict | None = None) -> str:
         ("feature_flip", {}, ""),
         ("label_flip", {}, ""),
         ("ipm", {}, "fedgkt aggregates no models"),
-        ("feature_flip", {"features": "recompute"}, "features: recompute cannot hold poisoned rows"),
         ("feature_flip", {"server_attack": {"name": "fgsm", "eps": 0.1}}, "server_attack computes features anew"),
         ("feature_noise", {"name": "fedavg", "aggregator": "samples"}, "changes features, and fedavg sends none"),
-        ({"name": "feature_backdoor", "target": 10}, {}, "target: class 10 of 10 classes"),
     ],
 )
 def test_poison_that_reaches_nobody_is_refused(attack, algorithm, message) -> None:

@@ -16,10 +16,7 @@ from torch import Generator, Tensor, nn
 from fatbench.engine import graphs
 from fatbench.engine.cohort import train_cohort
 from fatbench.engine.rounds import Problem, Update
-from fatbench.errors import MachineError
 from fatbench.methods import aggregators, augmentations, objectives
-from fatbench.runner import start
-from fatbench.runner.run_options import RunOptions
 from fatbench.suite.entry import Entry
 
 SHARDS = (58, 58, 38, 7)  # in batches of four and a rest of two or three
@@ -196,8 +193,3 @@ def test_what_cannot_be_recorded_says_why(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(torch.cuda, "graph", lambda graph, pool: contextlib.nullcontext())
     with pytest.raises(graphs.NotRecorded, match=r"\(.* is capturing\)$"):
         graphs.capture(waits, [], None)
-
-
-def test_on_a_cpu_it_is_refused_before_any_work() -> None:
-    with pytest.raises(MachineError, match=r"path=graphs needs an NVIDIA GPU.* use loop"):
-        start.run([], start.Observer, RunOptions(path="graphs", device="cpu"))  # type: ignore[arg-type]

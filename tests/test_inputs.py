@@ -315,23 +315,6 @@ def test_verify_names_the_cause_and_refuses_a_file_of_two_versions(place: Path, 
     assert code == 2 and '2 versions of the data [{"name":"image_folder","path":"own"' in err
 
 
-def test_images_of_another_cell_are_not_shown_as_a_cell_s_own(tmp_path: Path) -> None:
-    import torch
-
-    from fatbench.report.figures import artifacts
-    from fatbench.runner import checkpoints
-
-    mine, other = (tmp_path / cell / "artifacts" / "round-000002.safetensors" for cell in ("aaaa", "bbbb"))
-    digest = checkpoints.save_artifacts(mine, {"image": torch.zeros(1)}, "aaaa", 2)
-    checkpoints.save_artifacts(other, {"image": torch.ones(1)}, "bbbb", 2)
-    assert artifacts.load(mine)["image"] == artifacts.load(mine, digest)["image"] == 0
-    mine.write_bytes(other.read_bytes())
-    with pytest.raises(MachineError, match="holds what cell bbbb kept of round 2, not its own cell's"):
-        artifacts.load(mine)
-    with pytest.raises(MachineError, match="not the file that was written: its SHA-256 is"):
-        artifacts.load(mine, digest)
-
-
 def test_db_check_reads_the_files_that_it_names(place: Path, run) -> None:
     run("run", "suite", "own.yaml", "--jobs", "1", "--device", "cpu", "--data", ".")
     assert run("check")[0] == 0

@@ -55,26 +55,6 @@ def test_options_of_a_table(run: Run, adfl: str) -> None:
         assert "JPEG-CPU PRESET - not comparable with published numbers" in text
 
 
-@pytest.mark.parametrize(
-    "options, message",
-    [
-        (["--width", "colum"], "or points from 100 to 1000, got 'colum' (did you mean 'column'?)"),
-        (["--width", "5"], "beamer, ieee, acm, column, text or points from 100 to 1000, got '5'"),
-        (["-c", "report.spread=none"], "-c: unknown setting 'report.spread'"),
-        (["--numbers", "siunitx"], "--numbers is now no longer needed"),
-        (["-c", "report.notes=shrt"], "report.notes: expected full, short, none, got 'shrt' (did you mean 'short'?)"),
-        (["-c", "report.published=under"], "report.published: expected none, got 'under'"),
-        (["--table", "totl"], "--table: no table is named 'totl' (did you mean 'total'?)"),
-        (["--width", "column", "--format", "csv"], "--width column: only latex has a width, not csv"),
-        (["--sort", "totl"], "--sort: no table has a column 'totl' (did you mean 'total'?)"),
-    ],
-)  # fmt: skip
-def test_what_a_table_cannot_be(run: Run, adfl: str, options: list[str], message: str) -> None:
-    format = [] if "--format" in options else ["--format", "latex"]
-    code, out, said = run("report", "adfl-mnist", *options, *format, "--db", adfl)
-    assert code == 2 and out == "" and message in said
-
-
 @pytest.mark.nightly
 @pytest.mark.nightly
 @pytest.mark.skipif(not shutil.which("pdflatex"), reason="pdflatex is not installed")

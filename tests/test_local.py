@@ -319,11 +319,6 @@ def test_a_microbatch_holds_less():
     assert held(4) < held(None) / 3
 
 
-def test_batch_normalisation_refuses_a_microbatch():
-    with pytest.raises(ValueError, match=r"run\.microbatch: this model has batch normalisation"):
-        microbatch.bound(problem("resnet18", "reference").model, 4)
-
-
 def test_accuracy_is_of_all_epochs():
     """Every example is right in each of three epochs: 1, not 3."""
 

@@ -126,12 +126,9 @@ SGD = {"name": "fedsgd", "rounds": 1, "batch": 4, "lr": 0.1, "objective": "stand
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"calibration": 98}, "calibration: 0.01 false positives need 99 images at least, got 98"),
         ({"clients": 2}, "others needs 3 clients in a round, got 2"),
-        ({"of": "global"}, "others compares uploads"),
         ({"algorithm": SGD}, "fedsgd uploads no models"),
         ({"scores": "adversarial"}, "attacks as the monitor does, which is natural"),
-        ({"outsiders": 151}, "301 of 300 validation or test images"),
         ({"scores": "luck"}, "expected scores such as loss,others"),
     ],
 )

@@ -10,8 +10,6 @@ from crew import forget_plugins
 
 import fatbench
 from fatbench.errors import MachineError
-from fatbench.runner import zoo
-from fatbench.runner.checkpoints import load_model, save_model
 from fatbench.runner.evaluate_checkpoint import checkpoint
 from fatbench.runner.jobs import Machine
 from fatbench.runner.run_options import RunOptions
@@ -19,7 +17,7 @@ from fatbench.runner.start import jobs_of
 from fatbench.runner.worker import work
 from fatbench.store import jsonl
 from fatbench.store.stages import Store
-from fatbench.suite import external_models, files, plugins
+from fatbench.suite import external_models, files
 
 NATURAL = external_models.evaluations([], "8/255", 10, 10)
 MODEL = """from torch import nn
@@ -77,17 +75,3 @@ def test_code_that_gives_another_network_is_refused(file):
         loaded(file)
     with pytest.raises(MachineError, match=words):
         checkpoint(file, NATURAL, RunOptions(device="cpu"))
-
-
-def test_of_a_file_without_answers_the_stored_version_decides(file):
-    state, own, header = load_model(file, "cpu")
-    del header["answers"]
-    older = file.parent / "older.safetensors"
-    digest = save_model(older, state, own, **header)
-    (network,) = zoo.entries([Path("mine.jsonl")])
-    assert zoo.module(older, digest, network.trained_with)
-    Path("mine.py").write_text(MODEL.replace("ReLU", "Tanh"))
-    plugins.load([Path("mine.py")])
-    assert zoo.module(older, digest)  # nothing is known
-    with pytest.raises(MachineError, match="is not the network that was trained"):
-        zoo.module(older, digest, network.trained_with)

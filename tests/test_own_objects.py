@@ -153,7 +153,3 @@ def test_a_loader_gives_all_images_of_its_data_set(source: Any) -> None:
     if not isinstance(source, Iterator):
         assert len(read(source).test_labels) == N
         assert read(source).fingerprint == read(ITEMS).fingerprint
-
-
-def test_the_image_that_stands_in_for_training_makes_no_doubt() -> None:
-    assert read((X // 3, Y)).doubts == {} and list(read((X // 5, Y)).doubts) == ["test images have few grey levels"]

@@ -245,25 +245,6 @@ def test_one_file_holds_all_of_it_and_names_are_harmless(hostile: Path) -> None:
     assert policy is not None and "default-src &#39;none&#39;" in policy[1] and "sha256-" in policy[1]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code", "said"),
-    [
-        (["nowhere.jsonl"], 2, "fatbench: no such file: nowhere.jsonl\n"),
-        (
-            [], 3,
-            "fatbench: results/fatbench.db does not exist: nothing has been run here, or the database is another\n",
-        ),
-    ],
-)  # fmt: skip
-def test_a_mistake_is_one_line_and_nothing_is_written(
-    arguments: list[str], code: int, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert run(monkeypatch, "site", *arguments, "-o", "out") == code
-    assert capsys.readouterr().err == said
-    assert list(tmp_path.iterdir()) == []
-
-
 @pytest.mark.nightly
 def test_results_of_a_suite_that_is_not_here_are_named_and_one_of_this_folder_is_found(
     hostile: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any

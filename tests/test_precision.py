@@ -28,7 +28,6 @@ from fatbench.engine.accuracy import accuracy
 from fatbench.engine.local import Client, LocalTraining, copy_state, train_client
 from fatbench.engine.randomness import generator
 from fatbench.engine.rounds import Number, Problem
-from fatbench.errors import MachineError
 from fatbench.methods import attacks, packages
 from fatbench.methods.objectives import OBJECTIVES
 from fatbench.report import contrasts, sentences
@@ -126,11 +125,6 @@ def test_tf32_holds_for_steps_and_attacks_and_never_for_a_outcome(ieee: None) ->
     with precision.forward(CPU, "tf32"), precision.ieee(CPU):
         assert not precision.reduced(CPU)
     assert not precision.reduced(CPU)
-
-
-def test_on_a_cpu_there_is_no_tf32() -> None:
-    with pytest.raises(MachineError, match=r"^precision tf32 needs an NVIDIA GPU"):
-        precision.exact(CPU, "tf32")
 
 
 @pytest.mark.parametrize("known, emulates", [

@@ -214,15 +214,6 @@ def test_only_what_competes_is_tied(both: Store, tmp_path: Path) -> None:
     assert grid.split and grid.footnotes == []
 
 
-def test_one_seed_tells_no_two_methods_apart(both: Store) -> None:
-    """Seed 6 under natural: McNemar's p of FAT shrunk and FAT is below 3e-7, about these two networks. No bold."""
-    suite = files.load("sfat-audit")
-    (grid,) = report.build_tables(suite, suite.plan("jpeg75-precision", [6]), both)
-    ranks = {method: value(grid, method, "natural").rank for method in ("FAT", "FAT shrunk", "SFAT")}
-    assert ranks == dict.fromkeys(ranks, "")
-    assert grid.footnotes == [("°", "the best of its column, not tested: one seed")]
-
-
 # --- the command -------------------------------------------------------------------------------------------------
 
 

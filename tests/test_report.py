@@ -370,18 +370,6 @@ def test_a_published_number_that_a_constant_has_is_marked(tmp_path: Path) -> Non
     assert at(grid, "FAT", "natural", "Non-IID").published_flag == ""
 
 
-def test_rows_on_other_data_are_not_compared(tmp_path: Path) -> None:
-    """An accuracy on SVHN is no better than one on CIFAR-10: each data set has its own best."""
-    text = SUITE.replace("IID: {partition: {name: iid, clients: 5}}", "SVHN: {data: {name: svhn, variant: jpeg75}}")
-    text = text.replace("split: IID", "split: SVHN").replace("    across: [split]\n", "")
-    text = text.replace("    rows: [method]\n", "    rows: [split, method]\n", 1)
-    two = written(tmp_path, without_published(text))
-    plan = two.plan("paper")
-    values = {**VALUES, ("SVHN", "FAT", 6): accuracies(0.9, 0.5), ("SVHN", ODD, 6): accuracies(0.8, 0.6)}
-    grid = build(two, plan, rows_of(plan, values))[0]
-    assert marks(grid) == ["", "°", "°", "°", ""]
-
-
 SPLIT = "IID: {partition: {name: iid, clients: 5}}"
 APART = {
     "partition": SPLIT,
@@ -502,14 +490,6 @@ def test_a_number_after_a_named_round_is_compared_at_any_checkpoint(tmp_path: Pa
     assert [at(grid, "FAT", heading, "Non-IID").difference for heading in "ab"] == [0.5, None]
     said = "published/tiny.csv, best round on the test set; difference = measured - published, of the same round"
     assert notes(grid)["published"] == said
-
-
-def test_other_images_have_no_difference(tmp_path: Path) -> None:
-    found = written(tmp_path, SUITE.replace("data: {name: cifar10}", "data: {name: cifar10, variant: jpeg75}"))
-    plan = found.plan("paper")
-    grid = build(found, plan, rows_of(plan, VALUES))[0]
-    assert at(grid, "FAT", "natural", "Non-IID").difference is None
-    assert notes(grid)["published"].endswith("no difference shown: the settings are not the paper's")
 
 
 # --- radii, and the clients' own accuracies ----------------------------------------------------------------------

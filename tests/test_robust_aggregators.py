@@ -440,25 +440,6 @@ def standard_or_nan(model: nn.Module, x: Tensor, y: Tensor, generator: Any, clie
     return loss * (math.nan if client == breaks else 1.0), correct
 
 
-@pytest.mark.parametrize(
-    ("sizes", "message"),
-    [
-        ([0, 0, 0], "got 0 at client 0"),
-        ([1, 0, 2], "got 0 at client 1"),
-        ([1, 2, -3], "got -3 at client 2"),
-        ([1, 2.5, 3], "got 2.5 at client 1"),
-        ([1, math.nan, 3], "got nan at client 1"),
-        ([math.inf, 2, 3], "got inf at client 0"),
-        ([1, "2", 3], "got 2 at client 1"),
-        ([1, None, 3], "got None at client 1"),
-    ],
-)
-@pytest.mark.parametrize("name", ["samples", "geometric_median"])
-def test_a_client_has_a_whole_number_of_examples(name: str, sizes: list[Any], message: str) -> None:
-    with pytest.raises(SpecError, match=f"sizes: expected whole numbers of at least 1, {message}"):
-        fatbench.aggregate(name, [torch.ones(2)] * 3, sizes=sizes)
-
-
 # --- how many malicious clients -----------------------------------------------------------------------------------
 
 
