@@ -20,7 +20,7 @@ from fatbench.cli.app import app
 from fatbench.cli.watch import Watch
 from fatbench.errors import MachineError, SpecError
 from fatbench.runner.executors import ray
-from fatbench.runner.jobs import Event, Job, Machine
+from fatbench.runner.jobs import Event, Job, Machine, Work
 from fatbench.runner.run_options import RunOptions
 from fatbench.runner.start import jobs_of
 from fatbench.runner.start import run as run_all
@@ -145,7 +145,7 @@ def test_a_ray_node_that_is_lost_while_the_run_is_being_stopped_fails_no_cell(jo
             since.append(time.monotonic())
         return 2 if seen.kinds(lost[0]) or time.monotonic() > since[0] + 60 else 1
 
-    assert ray.run(endless, machine, ["cpu"] * 2, seen, stop) == {job.cell: "interrupted" for job in endless}
+    assert ray.run(Work(endless, machine), ["cpu"] * 2, seen, stop) == {job.cell: "interrupted" for job in endless}
     assert seen.kinds(lost[0]) == ["interrupted"]
     for job in endless:
         assert rows(machine, job) == {"train": ("interrupted", None)}
@@ -181,7 +181,7 @@ def test_what_ray_cannot_do(machine, monkeypatch):
     monkeypatch.delenv("RAY_ADDRESS")
     monkeypatch.setattr(package, "init", late)
     with pytest.raises(MachineError, match=r"^Ray cannot be started here: The node timed out during startup$"):
-        ray.run([], machine, ["cpu"], ignore, never)
+        ray.run(Work([], machine), ["cpu"], ignore, never)
     resources = {"CPU": 8.0, "GPU": 2.0}
     nodes = [{"Alive": True}, {"Alive": True}, {"Alive": False}]
     monkeypatch.setattr(package, "is_initialized", lambda: True)

@@ -38,13 +38,13 @@ def test_the_dead_worker_s_stages_are_failed_and_nobody_else_s(jobs, machine):
         mine = store.claim(job.cell, "train", suite="crew", total=4, provenance={})
         theirs = store.claim(job.cell, "fgsm-1@4", suite="crew", total=4, provenance={"host": host, "pid": other})
     assert mine is not None and theirs is not None
-    said = record_loss(job, machine, Worker("elsewhere", other), "it ended")  # it died before it had a stage
+    said = record_loss(job.cell, machine, Worker("elsewhere", other), "it ended")  # it died before it had a stage
     assert {status for status, _ in rows(machine, job).values()} == {"running"}
-    said += record_loss(job, machine, Worker(host, other), "it ended")
+    said += record_loss(job.cell, machine, Worker(host, other), "it ended")
     assert rows(machine, job) == {"train": ("running", None), "fgsm-1@4": ("failed", "it ended")}
-    release(job, machine, Worker("elsewhere", os.getpid()))
+    release(job.cell, machine, Worker("elsewhere", os.getpid()))
     assert rows(machine, job)["train"] == ("running", None)
-    release(job, machine, this_worker())
+    release(job.cell, machine, this_worker())
     assert rows(machine, job)["train"] == ("interrupted", None)
     assert [(event.stage, event.message) for event in said] == [("train", "it ended"), ("fgsm-1@4", "it ended")]
 

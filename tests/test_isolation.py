@@ -15,7 +15,7 @@ from fatbench.cli import app
 from fatbench.errors import SpecError
 from fatbench.runner import start
 from fatbench.runner.executors import local
-from fatbench.runner.jobs import Event, Job, Machine
+from fatbench.runner.jobs import Event, Job, Machine, Work
 from fatbench.store.stages import Store
 from fatbench.suite import files, plugins, signatures, source_files
 
@@ -105,7 +105,7 @@ def numbers(
     machine = Machine(str(folder / "r.db"), str(folder), str(place), plugins=signatures.of_plugins(), **settings)  # type: ignore[arg-type]
     with Store.open(machine.db, create=True):
         pass
-    outcomes = local.run(jobs, machine, ["cpu"] * slots, ignore, never)
+    outcomes = local.run(Work(jobs, machine), ["cpu"] * slots, ignore, never)
     assert {cell for cell, status in outcomes.items() if status != "done"} == {job.cell for job in fails}
     with Store.open(machine.db) as store:
         rows = [row for row in store.measurements() if row["metric"] != "seconds"]

@@ -22,6 +22,7 @@ from fatbench.cli.watch import Watch
 from fatbench.engine.rounds import Number
 from fatbench.runner import heartbeat, progress, start, versions, worker
 from fatbench.runner.executors import local
+from fatbench.runner.jobs import Work
 from fatbench.runner.run_options import RunOptions
 from fatbench.runner.waiting import StopRequest
 from fatbench.runner.worker import attempt, open_store
@@ -234,7 +235,7 @@ def test_a_restart_in_the_middle_of_training(jobs, machine, forks, server: Serve
     expected = undisturbed(machine, job)
     place = replace(machine, db=server.url, recovery=replace(machine.recovery, checkpoint_seconds=0.0))
     watch = Watcher(job.cell, "progress", server.restart)
-    assert local.run([job], place, ["cpu"], watch, never) == {job.cell: "done"}
+    assert local.run(Work([job], place), ["cpu"], watch, never) == {job.cell: "done"}
     assert server.outages == 1 and watch.kinds(job) == ["done"]
     assert numbers(place, job) == expected
     with Store.open(server.url) as store:

@@ -139,7 +139,7 @@ def test_jobs_inherit_no_job_and_no_option_around_them(jobs, machine, fake_slurm
     for name in ("SLURM_JOB_ID", "SLURM_MEM_PER_NODE", "SBATCH_EXPORT", "SLURM_CONF", "MY_SLURM_X"):
         monkeypatch.setenv(name, f"of {name}")
     log = fake_slurm('for job in 0 1 2; do echo "77_$job|CANCELLED|None"; done')
-    slurm.run(jobs, machine, ["cpu"] * 3, ignore, never, note=ignore_note)
+    slurm.run(Work(jobs, machine), ["cpu"] * 3, ignore, never, note=ignore_note)
     passed = dict(line.split("=", 1) for line in (log / "env").read_text().splitlines() if "=" in line)
     assert {name for name in passed if name.startswith(("SLURM_", "SBATCH_"))} == {"SLURM_CONF"}
     assert passed["MY_SLURM_X"] == "of MY_SLURM_X" and passed["HOME"] == os.environ["HOME"]
@@ -172,7 +172,7 @@ def test_why_jobs_wait_is_said_once(jobs, machine, fake_slurm):
     fake_slurm('echo "77_0|PENDING|PartitionTimeLimit"; echo "77_1|PENDING|JobHeldUser"; echo "77_2|PENDING|Priority"')
     notes: list[str] = []
     wishes = iter([0] * 20 + [1] * 1000)
-    outcomes = slurm.run(jobs, machine, ["cpu"] * 3, ignore, lambda: next(wishes), note=notes.append)
+    outcomes = slurm.run(Work(jobs, machine), ["cpu"] * 3, ignore, lambda: next(wishes), note=notes.append)
     assert {*outcomes.values()} == {"interrupted"}
     waits = [note for note in notes if " wait: " in note]
     assert sorted(note.split(" wait: ")[1].split(":")[0] for note in waits) == [
@@ -193,7 +193,7 @@ def test_one_signal_ends_a_run_whose_jobs_wait_with_one_scancel(jobs, machine, f
             pool.enter("77_1", "n1")
         return wish
 
-    assert {*slurm.run(jobs, machine, ["cpu"] * 3, ignore, stop, note=notes.append).values()} == {"interrupted"}
+    assert {*slurm.run(Work(jobs, machine), ["cpu"] * 3, ignore, stop, note=notes.append).values()} == {"interrupted"}
     assert calls(log, "scancel") == ["scancel --state=PENDING 77"]
     assert not Path(machine.files, "slurm").exists()  # no job has left a log
 
@@ -205,7 +205,7 @@ def test_the_second_signal_leaves_nothing(jobs, machine, fake_slurm, monkeypatch
         ' echo "77_$job|CANCELLED|None"; else echo "77_$job|RUNNING|None"; fi; done'
     )
     wishes = iter([0] * 9 + [2] * 1000)
-    assert {*slurm.run(jobs, machine, ["cpu"] * 3, ignore, lambda: next(wishes)).values()} == {"interrupted"}
+    assert {*slurm.run(Work(jobs, machine), ["cpu"] * 3, ignore, lambda: next(wishes)).values()} == {"interrupted"}
     assert calls(log, "scancel") == ["scancel --state=PENDING 77", "scancel 77"]
 
 
@@ -217,14 +217,14 @@ def test_as_many_jobs_as_the_queue_takes(jobs, machine, fake_slurm, monkeypatch)
     refuse += ' QOSMaxSubmitJobPerUserLimit" >&2; exit 1; };'
     log = fake_slurm('echo "77_0|RUNNING|None"', refuse)
     notes, wishes = list[str](), iter([0] * 9 + [1] * 1000)
-    slurm.run(jobs, machine, ["cpu"] * 3, ignore, lambda: next(wishes), note=notes.append)
+    slurm.run(Work(jobs, machine), ["cpu"] * 3, ignore, lambda: next(wishes), note=notes.append)
     assert [call.split()[2] for call in calls(log, "sbatch")] == ["--array=0-2", "--array=0-0", "--array=0-0"]
     assert notes[0].startswith("sbatch: QOSMaxSubmitJobPerUserLimit: 1 jobs take all cells in turn")
 
 
 def test_arrays_are_no_larger_than_slurm_allows(jobs, machine, fake_slurm):
     log = fake_slurm('for job in 0 1; do echo "77_$job|CANCELLED|None"; done', most=2)
-    slurm.run(jobs, machine, ["cpu"] * 3, ignore, never)
+    slurm.run(Work(jobs, machine), ["cpu"] * 3, ignore, never)
     assert [call.split()[2] for call in calls(log, "sbatch")] == ["--array=0-1", "--array=0-0"]
 
 
@@ -233,13 +233,15 @@ def test_a_job_that_ended_without_a_word_is_submitted_again(jobs, machine, fake_
     monkeypatch.setattr(driver, "NO_CELL", 100)
     log = fake_slurm('echo "77_0|TIMEOUT|None"')
     notes: list[str] = []
-    assert slurm.run(jobs[:1], machine, ["cpu"], ignore, never, note=notes.append) == {jobs[0].cell: "interrupted"}
+    assert slurm.run(Work(jobs[:1], machine), ["cpu"], ignore, never, note=notes.append) == {
+        jobs[0].cell: "interrupted"
+    }
     assert len(calls(log, "sbatch")) == 1 + driver.TRIES
     assert notes[0].startswith("SLURM job 77_0 ended: TIMEOUT (it did not stop in time: give a longer")
     assert notes[0].endswith("): it is submitted again (1 of 5 times)")
     assert notes[-1].endswith("it was submitted 6 times and is not submitted again")
     log = fake_slurm('echo "77_0|CANCELLED|None"')
-    slurm.run(jobs[:1], machine, ["cpu"], ignore, never, note=notes.append)
+    slurm.run(Work(jobs[:1], machine), ["cpu"], ignore, never, note=notes.append)
     assert len(calls(log, "sbatch")) == 2 + driver.TRIES and notes[-1].endswith("CANCELLED: it is not submitted again")
 
 
@@ -248,7 +250,7 @@ def test_jobs_that_never_take_a_cell_end_the_run_with_the_end_of_their_log(jobs,
     fake_slurm('echo "77_0|FAILED|NonZeroExitCode"', 'echo "job.sh: line 9: module: command not found" > $(echo "$*" |'
                ' sed "s/.*--error=//; s/ .*//; s/%A_%a/77_0/");')  # fmt: skip
     with pytest.raises(MachineError, match=r"5 SLURM jobs in a row .*FAILED; .*77_0\.log ends: job\.sh: .* not found"):
-        slurm.run(jobs[:1], machine, ["cpu"], ignore, never, note=ignore_note)
+        slurm.run(Work(jobs[:1], machine), ["cpu"], ignore, never, note=ignore_note)
 
 
 def test_a_node_without_a_working_gpu_is_excluded_and_no_cell_fails(jobs, machine, fake_slurm, monkeypatch):
@@ -267,7 +269,7 @@ def test_a_node_without_a_working_gpu_is_excluded_and_no_cell_fails(jobs, machin
         return 0
 
     with pytest.raises(MachineError, match="no working GPU on n7: RuntimeError: no driver"):
-        slurm.run(jobs[:1], machine, ["cuda:0"], ignore, stop, note=notes.append)
+        slurm.run(Work(jobs[:1], machine), ["cuda:0"], ignore, stop, note=notes.append)
     assert "keep away from n7" in notes[1] and rows(machine, jobs[0]) == {}
     assert "SBATCH --exclude" not in scripts[0] and "#SBATCH --exclude=n7\n" in scripts[-1]
 
@@ -288,7 +290,9 @@ def test_a_driver_that_starts_again_follows_what_is_in_the_queue(jobs, machine, 
         pool.left("77_1", "exit")
         return 0
 
-    assert slurm.run(jobs, machine, ["cpu"] * 3, seen, stop, note=notes.append) == {job.cell: "done" for job in jobs}
+    assert slurm.run(Work(jobs, machine), ["cpu"] * 3, seen, stop, note=notes.append) == {
+        job.cell: "done" for job in jobs
+    }
     assert notes == ["SLURM array 77 is in the queue with these cells: this run follows it"]
     assert not (log / "calls").exists() or not calls(log, "sbatch")
     assert [event.kind for _, event in seen.seen] == ["done"] * 3  # what was told before is not told again
@@ -415,7 +419,7 @@ def test_another_user_s_run_on_the_same_database_is_left_alone(jobs, machine, fa
     pool.expect({"77_0": 0})
     monkeypatch.setattr(getpass, "getuser", lambda: "somebody")
     log = fake_slurm('echo "77_0|CANCELLED|None"')
-    slurm.run(jobs[:1], machine, ["cpu"], ignore, never, note=ignore_note)
+    slurm.run(Work(jobs[:1], machine), ["cpu"], ignore, never, note=ignore_note)
     assert len(calls(log, "sbatch")) == 1 and pool.work() is not None
 
 
@@ -450,5 +454,5 @@ def test_two_drivers_of_one_run(jobs, machine, fake_slurm):
                 pool.delete()
         return 0
 
-    assert slurm.run(jobs, machine, ["cpu"] * 3, seen, stop) == {job.cell: "done" for job in jobs}
+    assert slurm.run(Work(jobs, machine), ["cpu"] * 3, seen, stop) == {job.cell: "done" for job in jobs}
     assert len(calls(log, "sbatch")) == 1 and not Path(machine.files, "slurm").exists()

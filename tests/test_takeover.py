@@ -31,7 +31,7 @@ from fatbench.models.nin import NIN
 from fatbench.runner import executors, progress, waiting, worker
 from fatbench.runner.executors import Worker, is_working, local
 from fatbench.runner.heartbeat import Heartbeat, renewing
-from fatbench.runner.jobs import Event, Job, Machine
+from fatbench.runner.jobs import Event, Job, Machine, Work
 from fatbench.runner.run_options import RunOptions
 from fatbench.runner.start import run as run_all
 from fatbench.runner.worker import attempt, work
@@ -154,7 +154,7 @@ def test_a_claim_between_two_looks_at_the_database(first, jobs, machine, monkeyp
         return found
 
     for ask in (
-        lambda store: is_working(job, machine, Worker("elsewhere", 7)),
+        lambda store: is_working(job.cell, machine, Worker("elsewhere", 7)),
         lambda store: waiting.holders([job], store),
     ):
         with Store.open(machine.db) as store:
@@ -270,7 +270,7 @@ def test_a_worker_that_is_stopped_is_replaced(jobs, machine, forks, monkeypatch)
             said[:] = [event.message]
             monkeypatch.setattr(executors, "IDLE_SECONDS", 1e9)  # the new one may take its time
 
-    assert local.run([job], place, ["cpu"], watch, never) == {job.cell: "done"}
+    assert local.run(Work([job], place), ["cpu"], watch, never) == {job.cell: "done"}
     assert said == ["the worker process made no progress: it starts again"]
     assert numbers(machine, job) == undisturbed(machine, job)
 
@@ -505,7 +505,7 @@ def test_a_worker_that_does_not_end_with_its_time_is_killed(jobs, machine, forks
         monkeypatch.setattr(executors, "GRACE", -600.0)
 
     seen = Watcher(job.cell, "start", stop)
-    assert local.run([job], place, ["cpu"], seen, never) == {job.cell: "failed"}
+    assert local.run(Work([job], place), ["cpu"], seen, never) == {job.cell: "failed"}
     assert rows(machine, job)["train"][1].startswith(
         "TimeLimit: the time limit of 600 s is over, and the worker process did not stop"
     )

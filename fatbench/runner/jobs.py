@@ -130,6 +130,12 @@ class Event:
     message: str = ""
 
 
+Watch = Callable[[int, Event], None]  # takes a slot's number and what the worker there reports
+Stop = Callable[[], int]  # what the user asked for: 0 to go on, 1 to end after the current round, 2 to end at once
+Note = Callable[[str], None]  # tells the user what concerns no single cell
+Statuses = dict[str, CellStatus]  # of each cell
+
+
 @dataclass(frozen=True)
 class Summary:
     """How a run ended: the number of its cells, and those that are not done."""

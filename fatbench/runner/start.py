@@ -22,7 +22,7 @@ from fatbench.errors import MachineError, NothingMatched, SpecError, Unavailable
 from fatbench.runner import cell_labels, progress, provenance, slots, transfer, versions, waiting
 from fatbench.runner.executors import local
 from fatbench.runner.gpu_estimates import choices
-from fatbench.runner.jobs import Event, Job, Machine, Recovery, Summary
+from fatbench.runner.jobs import Event, Job, Machine, Recovery, Summary, Work
 from fatbench.runner.run_options import RunOptions
 from fatbench.runner.slots import gpu_name
 from fatbench.runner.waiting import StopRequest
@@ -205,15 +205,9 @@ def run(jobs: Sequence[Job], watch: Observer, options: RunOptions) -> None:
             open_jobs, executor_options = _each_kind_first(remaining), {"more_slots": widened_slots}
         is_first = True
         while open_jobs:
+            work = Work(open_jobs, machine, options.fail_fast)
             statuses = executor_module.run(
-                open_jobs,
-                machine,
-                slots[: len(open_jobs)],
-                see,
-                request.ask,
-                fail_fast=options.fail_fast,
-                note=watch.note,
-                **executor_options,
+                work, slots[: len(open_jobs)], see, request.ask, note=watch.note, **executor_options
             )
             outcome_kinds = {*statuses.values()}
             if request.times or "blocked" in outcome_kinds or (options.fail_fast and "failed" in outcome_kinds):

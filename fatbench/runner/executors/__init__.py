@@ -5,10 +5,10 @@
     slurm   SLURM jobs
 
 An executor is a module with two functions. `slots(device, jobs, per_gpu, url)` says which devices work side by side,
-and refuses what cannot be done before anything is written. `run(jobs, machine, slots, watch, stop, fail_fast=False,
-note=say)` works through the cells and returns how each ended. `watch` takes the workers' events. `stop` returns what
-the user asked for: 0 to go on, 1 to end after the current round, 2 to end at once. `note` tells the user what concerns
-no single cell. What executors share is in this file.
+and refuses what cannot be done before anything is written. `run(work, slots, watch, stop, note=say)` works through the
+cells and returns how each ended. `watch` takes the workers' events. `stop` returns what the user asked for: 0 to go on,
+1 to end after the current round, 2 to end at once. `note` tells the user what concerns no single cell. What executors
+share is in this file.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Literal, NamedTuple, Protocol, cast
+from typing import NamedTuple, Protocol, cast
 
 from fatbench import settings
 from fatbench.errors import MachineError, SpecError, Unavailable
-from fatbench.runner.jobs import CellStatus, Event, Job, Machine, Work
+from fatbench.runner.jobs import Event, Job, Machine, Statuses, Stop, Watch, Work
 from fatbench.runner.worker import open_store
 from fatbench.store.pools import FREE, TAKEN, Pool, Taken
 from fatbench.store.stages import Store
@@ -94,6 +94,9 @@ class Launched(Protocol):
         """End it at once."""
 
 
+Launch = Callable[[str, Pool, str, str], Launched]  # starts a worker: (database, pool, worker's name, device)
+
+
 @dataclass(eq=False)
 class _Slot:
     """A place for one worker, and the worker in it."""
@@ -116,16 +119,15 @@ class Supervisor:
     pool: Pool
     work: Work
     slots: list[str]  # the device of each; may grow
-    launch: Callable[[str, str], Launched]  # (worker's name, device)
+    launch: Launch
     prefix: str = ""
     pause: float = 0.1  # seconds between two looks at the database, or five times as long as a look takes
     workers: dict[int, _Slot] = field(default_factory=dict)
     started: int = 0
     no_cell: int = 0
 
-    def __call__(self, stop: Callable[[], int], look: Callable[[], None] = lambda: None) -> None:
+    def __call__(self, stop: Stop, look: Callable[[], None] = lambda: None) -> None:
         """Work until no cell is left. look: called in each turn."""
-        self.jobs = {job.cell: job for job in self.work.jobs}
         interval = check_interval(self.work.machine)
         next_check = time.monotonic() + interval
         try:
@@ -163,7 +165,8 @@ class Supervisor:
         for slot in [slot for slot in range(len(self.slots)) if slot not in self.workers][: max(0, free - idle)]:
             name = f"{self.prefix}{slot}.{self.started}"
             self.started += 1
-            self.workers[slot] = _Slot(name, self.launch(name, self.slots[slot]))
+            launched = self.launch(self.work.machine.db, self.pool, name, self.slots[slot])
+            self.workers[slot] = _Slot(name, launched)
 
     def _see_ends(self, stops: bool) -> None:
         ends = {slot: end for slot, worker in self.workers.items() if (end := worker.launched.end()) is not None}
@@ -184,20 +187,12 @@ class Supervisor:
 
     def _give_back(self, name: str, taken: Taken, text: str, *, lost: bool, stops: bool) -> None:
         """Let the cell of a worker that is gone start once more, or fail."""
-        job, holder = self.jobs[taken.cell], Worker(taken.host, taken.pid)
-        status: CellStatus | Literal["free"]
-        if stops and lost:
-            status, events = "free", [] if self.prefix else [Event(job.cell, "cell", "interrupted")]
-            release(job, self.work.machine, holder)
-        elif lost and taken.tries < 2:
-            status, events = "free", [Event(job.cell, "train", "interrupted", message=f"{text}: it starts again")]
-            release(job, self.work.machine, holder)
-        else:
-            status, events = "failed", record_loss(job, self.work.machine, holder, text)
-        events += [] if status == "free" else [Event(job.cell, "cell", status)]
-        stop = status == "failed" and self.work.fail_fast
-        said, counts = [asdict(event) for event in events], not (stops and lost)
-        self.pool.end(name, job.cell, status, said, counts=counts, stop=stop)
+        fails = not lost or (taken.tries > 1 and not stops)
+        fault = text or "its worker ended" if fails else ""
+        said = [Event(taken.cell, "train", "interrupted", message=f"{text}: it starts again")]
+        if stops:
+            said = [] if self.prefix else [Event(taken.cell, "cell", "interrupted")]
+        give_back(self.pool, self.work, name, taken, said, fault, not stops)
 
     def _kill_stuck(self) -> None:
         """Kill workers that made no progress for a lease, and those whose cell is over its time limit."""
@@ -208,7 +203,7 @@ class Supervisor:
             if worker is None or worker.cell != taken.cell:
                 continue
             try:
-                working = is_working(self.jobs[taken.cell], self.work.machine, Worker(taken.host, taken.pid))
+                working = is_working(taken.cell, self.work.machine, Worker(taken.host, taken.pid))
             except Unavailable:  # without the database no worker can make progress
                 working = True
             worker.idle = 0 if working else worker.idle + 1
@@ -234,6 +229,21 @@ class Supervisor:
                     self._give_back(worker.name, taken[worker.name], "", lost=True, stops=True)
 
 
+def give_back(pool: Pool, work: Work, name: str, taken: Taken, said: list[Event], fault: str, counts: bool) -> None:
+    """Free the cell of a worker that is gone.
+
+    said: of a cell that is free again. fault: why it fails instead. counts: whether this turn was one of its tries.
+    """
+    # a worker of a SLURM job; its runs name the job, wherever it was started again
+    holder = name.partition("/")[0] if "/" in name else Worker(taken.host, taken.pid)
+    if fault:
+        said = [*record_loss(taken.cell, work.machine, holder, fault), Event(taken.cell, "cell", "failed")]
+    else:
+        release(taken.cell, work.machine, holder)
+    events, status = [asdict(event) for event in said], "failed" if fault else FREE
+    pool.end(name, taken.cell, status, events, counts=counts, stop=bool(fault) and work.fail_fast)
+
+
 def check_interval(machine: Machine) -> float:
     """Seconds between two checks of the workers' progress."""
     return min(max(machine.recovery.lease / 4, 5.0), 60.0)
@@ -242,15 +252,14 @@ def check_interval(machine: Machine) -> float:
 def supervised(
     work: Work,
     slots: Sequence[str],
-    launcher: Callable[[Pool, str], Callable[[str, str], Launched]],
-    watch: Callable[[int, Event], None],
-    stop: Callable[[], int],
+    launch: Launch,
+    watch: Watch,
+    stop: Stop,
     more_slots: Callable[[Sequence[Job]], Sequence[str]] | None = None,
-) -> dict[str, CellStatus]:
+) -> Statuses:
     """Run workers in these slots until all cells have ended, and return each cell's status.
 
-    launcher: gives, for a pool and its database, what starts a worker. more_slots: called with the free jobs after each
-    cell's first round; returns the slots, these and new ones.
+    more_slots: called with the free jobs after each cell's first round; returns the slots, these and new ones.
     """
     jobs = {job.cell: job for job in work.jobs}
     last, started, statuses = 0, set[str](), dict[str, str]()
@@ -258,7 +267,7 @@ def supervised(
         with open_store(work.machine.db) as store:
             store.database.stop = lambda: stop() >= 2  # type: ignore[method-assign]
             pool = Pool.create(store.database, work.text(), list(jobs))
-            supervisor = Supervisor(pool, work, list(slots), launcher(pool, work.machine.db))
+            supervisor = Supervisor(pool, work, list(slots), launch)
 
             def look() -> None:
                 nonlocal last
@@ -281,42 +290,42 @@ def supervised(
         watch(0, Event("", "train", "blocked", message=str(error)))
         return dict.fromkeys(jobs, "blocked")
     ends = {cell: "interrupted" if status in (FREE, TAKEN) else status for cell, status in statuses.items()}
-    return cast(dict[str, CellStatus], ends)
+    return cast(Statuses, ends)
 
 
-def record_loss(job: Job, machine: Machine, worker: Worker | str, text: str) -> list[Event]:
+def record_loss(cell: str, machine: Machine, worker: Worker | str, text: str) -> list[Event]:
     """Mark the stages that a dead worker held as failed, and say so; those of other processes stay as they are."""
     with open_store(machine.db) as store:
-        held_runs = _held_stages(store, job, worker)
+        held_runs = _held_stages(store, cell, worker)
         for run in held_runs.values():
             store.fail(run, text)
-    return [Event(job.cell, stage, "failed", message=text) for stage in held_runs or ["train"]]
+    return [Event(cell, stage, "failed", message=text) for stage in held_runs or ["train"]]
 
 
-def release(job: Job, machine: Machine, worker: Worker | str) -> None:
+def release(cell: str, machine: Machine, worker: Worker | str) -> None:
     """Release the stages that a dead worker, or any process of a SLURM job, held; they resume from their checkpoints.
 
     If the database cannot be written, other processes still notice that the worker's process is gone.
     """
     with contextlib.suppress(Unavailable), Store.open(machine.db) as store:
-        for run in _held_stages(store, job, worker).values():
+        for run in _held_stages(store, cell, worker).values():
             store.release(run)
 
 
-def is_working(job: Job, machine: Machine, worker: Worker) -> bool:
+def is_working(cell: str, machine: Machine, worker: Worker) -> bool:
     """Whether a worker holds a stage of its cell and makes progress."""
     with Store.open(machine.db) as store:
-        held_runs = _held_stages(store, job, worker)
-        rows = store.stages([job.cell])
-        return any(rows[job.cell, stage].alive for stage in held_runs)
+        held_runs = _held_stages(store, cell, worker)
+        rows = store.stages([cell])
+        return any(rows[cell, stage].alive for stage in held_runs)
 
 
-def _held_stages(store: Store, job: Job, worker: Worker | str) -> dict[str, int]:
+def _held_stages(store: Store, cell: str, worker: Worker | str) -> dict[str, int]:
     """stage -> run, of the stages of a cell that a worker holds. worker: a string is a SLURM job."""
-    rows = store.stages([job.cell]).values()  # read before the runs, so that no row lacks its run
+    rows = store.stages([cell]).values()  # read before the runs, so that no row lacks its run
     runs = {
         run["id"]
-        for run in store.runs([job.cell])
+        for run in store.runs([cell])
         if worker == (run.get("slurm_job") if isinstance(worker, str) else (run["host"], run["pid"]))
     }
     return {row.stage: row.run for row in rows if row.status == "running" and row.run is not None and row.run in runs}

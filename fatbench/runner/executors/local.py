@@ -18,7 +18,7 @@ from pathlib import Path
 from fatbench.errors import MachineError, Unavailable
 from fatbench.runner import processes
 from fatbench.runner.executors import End, device_and_jobs, say, supervised
-from fatbench.runner.jobs import CellStatus, Event, Job, Machine, Work
+from fatbench.runner.jobs import Job, Note, Statuses, Stop, Watch, Work
 from fatbench.runner.worker import take_cells
 from fatbench.store.pools import Pool
 
@@ -63,16 +63,11 @@ def gpu_count() -> int:
         return 0
 
 
-def launcher(pool: Pool, db: str) -> Callable[[str, str], LocalProcess]:
-    """What starts a worker of a pool, from its name and device."""
-    return lambda name, device: LocalProcess(db, pool.id, name, device)
-
-
 class LocalProcess:
     """A worker process on this machine."""
 
-    def __init__(self, db: str, pool: str, name: str, device: str):
-        self.process = processes.start_or_take_early(take_cells, db, pool, name, device)
+    def __init__(self, db: str, pool: Pool, name: str, device: str):
+        self.process = processes.start_or_take_early(take_cells, db, pool.id, name, device)
 
     def end(self) -> End | None:
         """How it ended; None while it lives."""
@@ -91,15 +86,13 @@ class LocalProcess:
 
 
 def run(
-    jobs: Sequence[Job],
-    machine: Machine,
+    work: Work,
     slots: Sequence[str],
-    watch: Callable[[int, Event], None],
-    stop: Callable[[], int],
+    watch: Watch,
+    stop: Stop,
     *,
-    fail_fast: bool = False,
-    note: Callable[[str], None] = say,
+    note: Note = say,
     more_slots: Callable[[Sequence[Job]], Sequence[str]] | None = None,
-) -> dict[str, CellStatus]:
-    """Work through `jobs` with a process for each slot, and return each cell's status; more_slots: see `supervised`."""
-    return supervised(Work(jobs, machine, fail_fast), slots, launcher, watch, stop, more_slots)
+) -> Statuses:
+    """Work with a process for each slot, and return each cell's status; more_slots: see `supervised`."""
+    return supervised(work, slots, LocalProcess, watch, stop, more_slots)

@@ -16,12 +16,13 @@ import socket
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 from fatbench.errors import MachineError, SpecError
 from fatbench.runner.executors import End, device_and_jobs, local, say, supervised
-from fatbench.runner.jobs import CellStatus, Event, Job, Machine, Work
+from fatbench.runner.jobs import Note, Statuses, Stop, Watch, Work
 from fatbench.runner.worker import take_cells
 from fatbench.store.database import Database
 from fatbench.store.pools import Pool
@@ -61,42 +62,29 @@ def slots(device: str | None, jobs: int | None, per_gpu: int, url: str) -> list[
     return ["cpu"] * (jobs or max(cores, 1))
 
 
-def run(
-    jobs: Sequence[Job],
-    machine: Machine,
-    slots: Sequence[str],
-    watch: Callable[[int, Event], None],
-    stop: Callable[[], int],
-    *,
-    fail_fast: bool = False,
-    note: Callable[[str], None] = say,
-) -> dict[str, CellStatus]:
-    """Work through `jobs` with a task for each slot, and return each cell's status."""
+def run(work: Work, slots: Sequence[str], watch: Watch, stop: Stop, *, note: Note = say) -> Statuses:
+    """Work with a task for each slot, and return each cell's status."""
     ray = _package()
     with _connected(ray, slots):
-
-        def launcher(pool: Pool, db: str) -> Callable[[str, str], RayTask]:
-            tasks = Tasks(ray, pool, 0.0 if slots[0] == "cpu" else 1 / max(Counter(slots).values()), note)
-            return lambda name, device: RayTask(tasks, (db, pool.id, name, "cpu" if device == "cpu" else "cuda:0"))
-
-        return supervised(Work(jobs, machine, fail_fast), slots, launcher, watch, stop)
+        tasks = Tasks(ray, 0.0 if slots[0] == "cpu" else 1 / max(Counter(slots).values()), note)
+        return supervised(work, slots, partial(RayTask, tasks), watch, stop)
 
 
 class Tasks:
     """The tasks of a run, each of which is a process; it sees only the GPU that Ray gave it, as cuda:0."""
 
-    def __init__(self, ray: Any, pool: Pool, gpu: float, note: Callable[[str], None]):
-        self.ray, self.pool, self.gpu, self.note = ray, pool, gpu, note
+    def __init__(self, ray: Any, gpu: float, note: Note):
+        self.ray, self.gpu, self.note = ray, gpu, note
         # a plug-in may change all of torch, so no process is used again
         self.remote = ray.remote(num_cpus=1, num_gpus=gpu, max_retries=0, max_calls=1)(_work)
         self.since = time.monotonic()
 
-    def say_if_none_begins(self) -> None:
+    def say_if_none_begins(self, pool: Pool) -> None:
         """Tell the user once if all tasks wait for long."""
         if time.monotonic() - self.since < SILENCE:
             return
         self.since = math.inf
-        if not self.pool.entries():
+        if not pool.entries():
             cluster = {name: self.ray.cluster_resources().get(name, 0) for name in ("CPU", "GPU")}
             needs = f"1 CPU and {self.gpu:g} GPU" if self.gpu else "1 CPU"
             self.note(
@@ -108,13 +96,13 @@ class Tasks:
 class RayTask:
     """A worker as a task of Ray."""
 
-    def __init__(self, tasks: Tasks, arguments: tuple[str, str, str, str]):
-        self.tasks, self.ray, self.name = tasks, tasks.ray, arguments[2]
-        self.reference = tasks.remote.remote(*arguments)
+    def __init__(self, tasks: Tasks, db: str, pool: Pool, name: str, device: str):
+        self.tasks, self.ray, self.pool, self.name = tasks, tasks.ray, pool, name
+        self.reference = tasks.remote.remote(db, pool.id, name, "cpu" if device == "cpu" else "cuda:0")
 
     def end(self) -> End | None:
         """How it ended; None while it lives."""
-        self.tasks.say_if_none_begins()
+        self.tasks.say_if_none_begins(self.pool)
         if not self.ray.wait([self.reference], timeout=0)[0]:
             return None
         try:
@@ -122,7 +110,7 @@ class RayTask:
         except self.ray.exceptions.TaskCancelledError:
             return End("")
         except self.ray.exceptions.RayError as error:
-            entry = self.tasks.pool.entries().get(self.name)
+            entry = self.pool.entries().get(self.name)
             if reason := _why_lost(self.ray, error, entry.said if entry else ""):
                 return End(reason, lost=True)
             return End(f"the Ray worker ended: {type(error).__name__}: {str(error).splitlines()[0]}")

@@ -22,7 +22,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -31,7 +31,7 @@ from fatbench.errors import MachineError, SpecError
 from fatbench.runner.executors import device_and_jobs, say
 from fatbench.runner.executors.slurm import queue, table
 from fatbench.runner.executors.slurm.driver import Driver
-from fatbench.runner.jobs import CellStatus, Event, Job, Machine, Work
+from fatbench.runner.jobs import Event, Job, Note, Statuses, Stop, Watch, Work
 from fatbench.store.database import Database
 
 DEFAULT_JOBS = 256  # in the queue, without --jobs
@@ -73,39 +73,30 @@ def slots(device: str | None, jobs: int | None, per_gpu: int, url: str) -> list[
     return ["cpu"] * most_jobs
 
 
-def run(
-    jobs: Sequence[Job],
-    machine: Machine,
-    slots: Sequence[str],
-    watch: Callable[[int, Event], None],
-    stop: Callable[[], int],
-    *,
-    fail_fast: bool = False,
-    note: Callable[[str], None] = say,
-) -> dict[str, CellStatus]:
-    """Submit SLURM jobs for `jobs`, follow them, and return each cell's status. MachineError: sbatch refuses."""
+def run(work: Work, slots: Sequence[str], watch: Watch, stop: Stop, *, note: Note = say) -> Statuses:
+    """Submit SLURM jobs, follow them, and return each cell's status. MachineError: sbatch refuses."""
     slurm_table = table.checked(settings.table("slurm"))
     device = "cpu" if slots[0] == "cpu" else "cuda"
     per_gpu = max(Counter(slots).values()) if device == "cuda" else 1
     most_jobs = len({*slots}) if device == "cuda" else len(slots)
 
-    def statuses_of(
-        jobs: Sequence[Job], chosen: dict[str, object], device: str, watch: Callable[[int, Event], None]
-    ) -> dict[str, CellStatus]:
+    def statuses_of(jobs: Sequence[Job], chosen: dict[str, object], device: str, watch: Watch) -> Statuses:
         patience = table.warning(chosen) * 2 / 3
-        work = Work(list(jobs), replace(machine, device=device), fail_fast, per_gpu, patience)
-        return Driver(work, chosen, most_jobs, watch, stop, note)()
+        of_jobs = replace(
+            work, jobs=jobs, machine=replace(work.machine, device=device), per_gpu=per_gpu, patience=patience
+        )
+        return Driver(of_jobs, chosen, most_jobs, watch, stop, note)()
 
     attacks = table.of_attacks(slurm_table)
     if attacks is None:
-        return statuses_of(jobs, slurm_table, device, watch)
+        return statuses_of(work.jobs, slurm_table, device, watch)
 
     def training(slot: int, event: Event) -> None:
         if (event.stage, event.kind) != ("cell", "done"):
             watch(slot, event)
 
-    statuses = statuses_of([replace(job, evaluations=[]) for job in jobs], slurm_table, device, training)
-    trained = [job for job in jobs if statuses[job.cell] == "done"]
+    statuses = statuses_of([replace(job, evaluations=[]) for job in work.jobs], slurm_table, device, training)
+    trained = [job for job in work.jobs if statuses[job.cell] == "done"]
     if stop() or not trained or "blocked" in statuses.values():
         return {cell: "interrupted" if status == "done" else status for cell, status in statuses.items()}
     attacks_device = "cuda" if table.wants_gpu(attacks) else "cpu"

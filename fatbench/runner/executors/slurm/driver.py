@@ -7,17 +7,16 @@ import math
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import cast
 
 from fatbench.errors import MachineError
 from fatbench.runner import progress
-from fatbench.runner.executors import NO_CELL, record_loss, release
+from fatbench.runner.executors import NO_CELL, give_back
 from fatbench.runner.executors.slurm import queue, table
 from fatbench.runner.executors.slurm.queue import OVER, UNFINISHED, Queued
-from fatbench.runner.jobs import CellStatus, Event, Work
+from fatbench.runner.jobs import Event, Note, Statuses, Stop, Watch, Work
 from fatbench.runner.worker import open_store
 from fatbench.store.pools import FREE, TAKEN, Pool
 
@@ -45,13 +44,7 @@ class Driver:
     """Submits a run's jobs and follows them to the end; calling it returns each cell's status."""
 
     def __init__(
-        self,
-        work: Work,
-        slurm_table: dict[str, object],
-        most_jobs: int,
-        watch: Callable[[int, Event], None],
-        stop: Callable[[], int],
-        note: Callable[[str], None],
+        self, work: Work, slurm_table: dict[str, object], most_jobs: int, watch: Watch, stop: Stop, note: Note
     ):
         """most_jobs: the most jobs in the queue at a time."""
         self.work, self.watch, self.stop, self.note = work, watch, stop, note
@@ -70,7 +63,7 @@ class Driver:
         self.largest = queue.largest_array()
         self.environment = queue.clean_environment(**{DATABASE: self.machine.db})
 
-    def __call__(self) -> dict[str, CellStatus]:
+    def __call__(self) -> Statuses:
         """Follow the jobs to the end and return each cell's status."""
         with open_store(self.machine.db) as self.store:
             self._begin()
@@ -298,17 +291,17 @@ class Driver:
     # --- the end -------------------------------------------------------------------------------------------------
 
     @property
-    def statuses(self) -> dict[str, CellStatus]:
+    def statuses(self) -> Statuses:
         """Each cell's status; what other processes hold or did is read from the stages."""
         found = self.pool.statuses()
         open_cells = [job for cell, job in self.cells.items() if found.get(cell, FREE) in (FREE, TAKEN)]
         states = progress.states_of(open_cells, self.store) if open_cells else {}
-        ends: dict[str, CellStatus] = {"done": "done", "running": "elsewhere"}
+        ends: Statuses = {"done": "done", "running": "elsewhere"}
         if not self.machine.recovery.retry_failed:
             ends["failed"] = "failed"
         known = {cell: status for cell, status in found.items() if status not in (FREE, TAKEN)}
         ended = {cell: known.get(cell) or ends.get(states[cell], "interrupted") for cell in self.cells}
-        return cast(dict[str, CellStatus], ended)
+        return cast(Statuses, ended)
 
     def _settle(self) -> bool:
         """Whether cells are left although no jobs are, for which jobs are planned."""
@@ -366,14 +359,8 @@ class Driver:
 
 def free_cells(pool: Pool, work: Work, job: str, text: str, fault: str = "") -> bool:
     """Free the cells that a SLURM job has taken. fault: why a cell fails that was taken by two such jobs."""
-    jobs = {one.cell: one for one in work.jobs}
     held = {worker: one for worker, one in pool.taken().items() if worker.startswith(f"{job}/")}
     for worker, one in held.items():
-        if fault and one.tries > 1:
-            events = [*record_loss(jobs[one.cell], work.machine, job, fault), Event(one.cell, "cell", "failed")]
-        else:
-            release(jobs[one.cell], work.machine, job)
-            events = [Event(one.cell, "train", "interrupted", message=text)]
-        status = "failed" if len(events) > 1 else FREE
-        pool.end(worker, one.cell, status, [asdict(event) for event in events], counts=bool(fault))
+        said = [Event(one.cell, "train", "interrupted", message=text)]
+        give_back(pool, work, worker, one, said, fault if one.tries > 1 else "", bool(fault))
     return bool(held)

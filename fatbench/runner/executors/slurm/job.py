@@ -59,8 +59,7 @@ class SlurmWork:
             local.slots("cuda", None, self.work.per_gpu) if on_gpu
             else ["cpu"] * int(os.environ.get("SLURM_CPUS_PER_TASK", "1"))
         )  # fmt: skip
-        launch = local.launcher(self.pool, self.work.machine.db)
-        supervisor = Supervisor(self.pool, self.work, slots, launch, self.start, PAUSE)
+        supervisor = Supervisor(self.pool, self.work, slots, local.LocalProcess, self.start, PAUSE)
         supervisor(self.stop, self._look)
         if self.fault:
             self.pool.left(self.job, f"bad_node: {self.fault}")
