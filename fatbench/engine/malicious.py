@@ -296,7 +296,7 @@ class _Upload:
         memory.asked[name] = self.round
 
     def _offers(self, trained: Mapping[int, Tensor], kept: Memory) -> Callable[[int | None], dict[str, Any]]:
-        """What the adversary of client k may ask for, or that of all malicious clients (None)."""
+        """A function: client k -> what its adversary may ask for; None -> what one of all malicious clients may."""
         problem, honest = self.problem, [u for u in self.updates if u.client not in self.acting]
         own = [trained[k] for k in sorted(trained)]
 

@@ -355,7 +355,7 @@ def _numbers(
 def _own_numbers(
     stage: _Stage, ready: Setup, parts: Sequence[tuple[transfer.ModelPair, Tensor, Tensor]]
 ) -> list[Number]:
-    """What a constant answer reaches on the clients' own images, and on clean ones doubts about their models."""
+    """The accuracy of a constant answer on the clients' own images and, if these are clean, doubts about the models."""
     from fatbench.engine.accuracy import most_frequent, zero_gradients
     from fatbench.engine.plausible import not_followed
 

@@ -74,6 +74,7 @@ def _names(model: Mapping[str, Any]) -> list[str]:
 
 
 def _to_noise(network: nn.Module, shape: Shape, classes: int) -> dict[str, Any]:
+    """What the network answers to noise, which is the same on every machine."""
     import torch
 
     from fatbench.engine.answers import IMAGES, answers

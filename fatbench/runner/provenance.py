@@ -49,7 +49,7 @@ BFLOAT16 = {"avx512_bf16", "amx_bf16", "bf16"}  # the last is ARM's
 
 @cache
 def cpu() -> dict[str, str]:
-    """The CPU and what decides on its kernels: {"model", "capability" as torch names it, "instructions"}."""
+    """The CPU, and what decides which kernels run on it: {"model", "capability" as torch names it, "instructions"}."""
     import torch
 
     instruction_names = " ".join(instructions())

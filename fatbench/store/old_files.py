@@ -97,7 +97,7 @@ class Names:
 
 
 def current_names(suite: str, preset: str | None) -> dict[str, str | None]:
-    """The suite and preset of today of those that a run or a point is of."""
+    """Today's names of the suite and the preset of a run or a point."""
     name, plus, overrides = suite.partition("+")
     name, variant = IN_VARIANT.get(name, (name, ""))
     return {"suite": f"{name}{plus}{overrides}", "preset": preset and of_variant(variant, preset)}

@@ -213,7 +213,7 @@ def _list(stream: BinaryIO, file: Path) -> _List:
 
 
 def _header(stream: BinaryIO, file: Path) -> tuple[str, int]:
-    """(name, bytes) of the member that begins here; one header is one block, whatever a tar may hold else."""
+    """(name, bytes) of the member that begins here. Its header is a single block; longer ones are refused."""
     block = stream.read(BLOCK)
     if len(block) < BLOCK or block == bytes(BLOCK):
         raise ExchangeError(f"{file}: truncated")

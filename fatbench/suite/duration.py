@@ -245,7 +245,7 @@ class Schedule:
 
 
 def schedule(cells: Sequence[RemainingWork], gpus: int, checkpoint_seconds: float) -> Schedule:
-    """The schedule of cells taken in this order."""
+    """The schedule if the cells are taken in this order."""
     lengths = [cell.training + cell.attacks for cell in cells]
     free_at = [0.0] * min(gpus, len(cells))  # a heap: when each GPU is free next
     for seconds in lengths:

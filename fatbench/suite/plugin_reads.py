@@ -220,7 +220,7 @@ def _is_own_file(path: str) -> bool:
 
 
 def _modules(file: Path, declared: list[str]) -> dict[str, str]:
-    """What a plug-in imports, directly or not: own modules' files, "package NAME" -> digest when it was loaded."""
+    """What a plug-in imports, directly or not: {file of an own module, or "package NAME": its digest when loaded}."""
     found: dict[str, str] = {}
     to_visit: list[tuple[str, list[str]]] = [(str(file), declared)]
     while to_visit:
