@@ -6,6 +6,7 @@ import json
 import os
 import pickle
 import signal
+import socket
 import subprocess
 import sys
 from dataclasses import replace
@@ -19,7 +20,7 @@ from fatbench.cli import run
 from fatbench.cli.watch import Watch
 from fatbench.errors import MachineError, SpecError
 from fatbench.runner import processes
-from fatbench.runner.executors import Worker, device_and_jobs, local, record_loss, release, this_worker
+from fatbench.runner.executors import Worker, device_and_jobs, local, record_loss, release
 from fatbench.runner.jobs import Event
 from fatbench.runner.run_options import RunOptions
 from fatbench.runner.start import run as run_all
@@ -32,7 +33,7 @@ from fatbench.store.stages import Store
 def test_the_dead_worker_s_stages_are_failed_and_nobody_else_s(jobs, machine):
     """Two processes have a stage of the cell each; the one that dies leaves the other's alone."""
     job = jobs[0]
-    host, other = this_worker().host, os.getpid() + 1
+    host, other = socket.gethostname(), os.getpid() + 1
     with Store.open(machine.db) as store:
         store.add_cell(job.cell, job.spec)
         mine = store.claim(job.cell, "train", suite="crew", total=4, provenance={})
@@ -44,7 +45,7 @@ def test_the_dead_worker_s_stages_are_failed_and_nobody_else_s(jobs, machine):
     assert rows(machine, job) == {"train": ("running", None), "fgsm-1@4": ("failed", "it ended")}
     release(job.cell, machine, Worker("elsewhere", os.getpid()))
     assert rows(machine, job)["train"] == ("running", None)
-    release(job.cell, machine, this_worker())
+    release(job.cell, machine, Worker(host, os.getpid()))
     assert rows(machine, job)["train"] == ("interrupted", None)
     assert [(event.stage, event.message) for event in said] == [("train", "it ended"), ("fgsm-1@4", "it ended")]
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from sqlalchemy import Connection, func, select
+from sqlalchemy import Connection, select
 
 from fatbench.store.database import Database, patient
 from fatbench.store.rows import fetch
-from fatbench.store.schema import CELLS, REPLICATES, RUNS, STAGES
+from fatbench.store.schema import CELLS, REPLICATES
 
 SIGN = "~"
 
@@ -37,16 +37,3 @@ def by_cell(database: Database, cells: Iterable[str] | None = None) -> dict[str,
         for row in fetch(connection, select(REPLICATES), REPLICATES.c.cell, cells):
             ids_by_cell.setdefault(row.cell, [(0, row.cell)]).append((row.number, row.id))
     return {cell: [id for _, id in sorted(rows)] for cell, rows in ids_by_cell.items()}
-
-
-@patient
-def training_ends(database: Database, ids: Iterable[str]) -> dict[str, str]:
-    """{cell: end of its last run, as stored} of the given cells whose training is done."""
-    query = (
-        select(STAGES.c.cell, func.max(RUNS.c.ended).label("ended"))
-        .join(RUNS, RUNS.c.cell == STAGES.c.cell)
-        .where(STAGES.c.stage == "train", STAGES.c.status == "done")
-        .group_by(STAGES.c.cell)
-    )
-    with database.reading() as connection:
-        return {row.cell: row.ended or "" for row in fetch(connection, query, STAGES.c.cell, ids)}

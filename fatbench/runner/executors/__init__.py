@@ -14,8 +14,6 @@ share is in this file.
 from __future__ import annotations
 
 import contextlib
-import os
-import socket
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -35,11 +33,6 @@ class Worker(NamedTuple):
 
     host: str
     pid: int
-
-
-def this_worker() -> Worker:
-    """This process, as a `Worker`."""
-    return Worker(socket.gethostname(), os.getpid())
 
 
 def device_and_jobs(device: str | None, jobs: int | None) -> tuple[str, int | None]:
