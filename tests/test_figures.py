@@ -26,7 +26,6 @@ from fatbench.report import contrasts, sentences
 from fatbench.report.figures import artifacts, forest, plots, series, styles
 from fatbench.report.formats import records
 from fatbench.report.numbers.doubts import Doubt
-from fatbench.report.numbers.sources import Source
 from fatbench.report.numbers.stored import Measurement
 from fatbench.report.tables.entries import sheets
 from fatbench.store.stages import Store
@@ -346,17 +345,6 @@ def test_csv_has_a_line_a_point(drawn: Suite) -> None:
     assert float(first["mean"]) == pytest.approx(0.25)
     weight = next(one for one in lines if one["figure"] == "weights" and one["index"] == "2")
     assert (weight["unit"], weight["mean"], weight["method"]) == ("plain", "0.75", "FAT")
-
-
-def test_the_range_over_clients_is_drawn_over_the_rounds(drawn: Suite) -> None:
-    """Weights of 1/4 and 3/4: a half in each round."""
-    figure = ('{weight: "train:weight[*]"}', '{weight: "train:weight[range]"}')
-    suite = written(figure)
-    plan = suite.plan("paper")
-    plot = next(one for one in build(suite, plan, rows_of(plan)) if one.figure.id == "weights")
-    assert {point.mean for panel in plot.panels for line in panel.lines for point in line.points} == {0.5}
-    of_accuracies = replace(plot.panels[0].lines[0], source=Source.parse("train:train_accuracy[range]"))
-    assert plots._unit(plot, replace(plot.panels[0], lines=[of_accuracies])) == "weight (points)"
 
 
 MORE = """\

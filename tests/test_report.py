@@ -35,7 +35,7 @@ from fatbench.report.formats import html, latex, latex_text, markdown, records, 
 from fatbench.report.numbers import doubts, stored
 from fatbench.report.numbers.long import frame
 from fatbench.report.numbers.points import combined
-from fatbench.report.numbers.sources import EVERY, RANGE, Source
+from fatbench.report.numbers.sources import EVERY, Source
 from fatbench.report.pairs import measured_numbers
 from fatbench.report.tables import number_format
 from fatbench.report.tables.entries import sheets
@@ -306,21 +306,6 @@ def test_best_test_takes_the_round_of_the_best_monitor(tiny: Suite, best: int, p
     assert at(told, "FAT", "PGD-20", "Non-IID").mean == pytest.approx(0.325)
 
 
-def test_the_range_over_clients_is_the_best_less_the_worst(tmp_path: Path) -> None:
-    """Clients 0, 2 and 4 took part, with 0.9, 0.4 and 0.7 after the last round: 50 points; the mean counts for none."""
-    text = SUITE.replace("train:train_accuracy[1]", "train:train_accuracy[range]")
-    found = written(tmp_path, text)
-    plan = found.plan("paper", seeds=[6])
-    values = {0: 0.9, 2: 0.4, 4: 0.7, -1: 0.1}  # of five clients; epochs and classes may be more
-    rows = [number(c, "train", "train_accuracy", 3, v, 10, client=k) for c in plan.cells for k, v in values.items()]
-    grid = build(found, plan, rows)[1]
-    assert at(grid, "FAT", "client 1").mean == 0.5
-    more = [number(c, "train", "train_accuracy", 3, 0.2, 10, client=9) for c in plan.cells]
-    assert at(build(found, plan, rows + more)[1], "FAT", "client 1").mean == pytest.approx(0.7)
-    assert next(column for column in grid.columns if column.heading == "client 1").metric == "train_accuracy[range]"
-    assert at(build(found, plan, [])[1], "FAT", "client 1").mean is None
-
-
 def test_an_accuracy_by_class_is_a_fraction_with_the_class_in_brackets(tmp_path: Path) -> None:
     """natural_class of class 3 is 0.25 after the last round, as a per cent."""
     text = SUITE.replace('client 1: "train:train_accuracy[1]"', 'client 1: "train:natural_class[3]"')
@@ -522,24 +507,24 @@ def test_a_list_of_radii_is_a_stage_and_a_column_each(tmp_path: Path) -> None:
 
 
 def test_a_column_over_several_evaluations(tmp_path: Path) -> None:
-    """The mean of numbers, and the images that both leave right: 3 of 5 and 3 of 5, but 2 of 5. A list of radii
-    is all of them; a cell that lacks one of the evaluations has no number.
+    """The images that both leave right: 3 of 5 and 3 of 5, but 2 of 5. A list of radii is all of them; a cell that
+    lacks one of the evaluations has no number.
     """
-    columns = "{Mean: mean:natural+pgd20, Radii: mean:pgd20, Both: all:natural+pgd20_8_255, Clean: natural}"
+    columns = "{Radii: all:natural+pgd20, Both: all:natural+pgd20_8_255, Clean: natural}"
     text = SWEPT.replace("{natural: natural, PGD-20: pgd20, AA: autoattack}", columns)
     text = without_published(re.sub(r"    best: \{natural.*\n", "", text))
     found = written(tmp_path, text)
     plan = found.plan("paper")
     values = {("Non-IID", "FAT", 6): {"natural": 0.6, "pgd20_2_255": 0.5, "pgd20_8_255": 0.4},
               ("Non-IID", ODD, 6): {"natural": 0.6, "pgd20_8_255": 0.4}}  # fmt: skip
-    bits = {"natural": (0b11100, 5), "pgd20_8_255": (0b01110, 5)}
+    bits = {"natural": (0b11100, 5), "pgd20_2_255": (0b00110, 5), "pgd20_8_255": (0b01110, 5)}
     grid = build(found, plan, rows_of(plan, values), outcomes=lambda cell, stage: bits[stage.rpartition("-")[0]])[0]
-    shown = {heading: at(grid, "FAT", heading, "Non-IID").mean for heading in ("Mean", "Radii", "Both", "Clean")}
-    assert shown == {"Mean": pytest.approx(0.5), "Radii": pytest.approx(0.45), "Both": 0.4, "Clean": 0.6}
-    assert at(grid, ODD, "Mean", "Non-IID").mean is None
+    shown = {heading: at(grid, "FAT", heading, "Non-IID").mean for heading in ("Radii", "Both", "Clean")}
+    assert shown == {"Radii": 0.2, "Both": 0.4, "Clean": 0.6}
+    assert at(grid, ODD, "Radii", "Non-IID").mean is None
     assert at(grid, ODD, "Both", "Non-IID").mean == 0.4
-    assert [column.metric for column in grid.columns][:2] == ["mean:natural+pgd20", "mean:pgd20"]
-    assert any(text.startswith("Both: images that are") for _, text in grid.notes)
+    assert [column.metric for column in grid.columns][:2] == ["all:natural+pgd20", "all:natural+pgd20_8_255"]
+    assert any(text.startswith("Radii and Both: images that are") for _, text in grid.notes)
     assert "pgd20_2_255 = pgd(eps=2/255" in notes(grid)["attacks"]
     for name in report.FORMATS:
         assert report.render([grid], name)
@@ -553,9 +538,6 @@ PRIORS = """\
     values:
       mean: prior_mean:pgd20
       PGD-20, worst: prior_worst:pgd20
-      tenth: prior_tenth:pgd20
-      best: prior_best_tenth:pgd20
-      std: prior_std:pgd20
       client 3: "prior:pgd20[3]"
       client 99: "prior:pgd20[99]"
 """
@@ -563,7 +545,7 @@ PRIORS = """\
 
 @pytest.mark.parametrize("stored", [False, True])
 def test_statistics_over_the_clients_own_accuracies(tmp_path: Path, stored: bool) -> None:
-    """a = 0.0, 0.1, ..., 0.9: mean 0.45, worst 0, tenth 0, best 0.9, std 0.28723; of 11 a tenth is two."""
+    """a = 0.0, 0.1, ..., 0.9: mean 0.45, worst 0."""
     found = written(tmp_path, SUITE + PRIORS)
     plan = found.plan("paper", seeds=[6])
     rows = rows_of(plan, {("Non-IID", "FAT", 6): accuracies(0.6, 0.45), ("IID", "FAT", 6): accuracies(0.6, 0.5)})
@@ -578,13 +560,11 @@ def test_statistics_over_the_clients_own_accuracies(tmp_path: Path, stored: bool
             grid = report.build_tables(found, plan, store)[2]
     else:
         grid = build(found, plan, rows)[2]
-    headings = ["mean", "PGD-20, worst", "tenth", "best", "std", "client 3", "client 99"]
+    headings = ["mean", "PGD-20, worst", "client 3", "client 99"]
     said = [at(grid, "FAT", heading, "Non-IID").mean for heading in headings]
-    assert said == pytest.approx([0.45, 0.0, 0.0, 0.9, 0.2872281, 0.3, None])
-    assert [at(grid, "FAT", end, "IID").mean for end in ("tenth", "best")] == pytest.approx([0.05, 0.95])
+    assert said == pytest.approx([0.45, 0.0, 0.3, None])
     assert [column.metric for column in grid.columns][:2] == ["prior_mean:pgd20", "prior_worst:pgd20"]
     assert all(column.unit == "percent" for column in grid.columns)
-    assert [column.best for column in grid.columns[:5]] == ["max"] * 4 + ["none"]
     assert "weighted by its own fraction of each class" in notes(grid)["clients"]
     assert notes(grid)["clients"].startswith("all columns: ")
     assert notes(grid)["checkpoint"] == "last round (3)"
@@ -1400,7 +1380,7 @@ def test_numbers_of_a_database_that_cannot_be_are_marked(tiny: Suite, tmp_path: 
         ("train:drift_post@10", Source("train:drift_post@10", "train", "drift_post", -1, 10)),
         ("train:train_accuracy[0]", Source("train:train_accuracy[0]", "train", "train_accuracy", 0, None)),
         ("train:weight[*]", Source("train:weight[*]", "train", "weight", EVERY, None)),
-        ("train:weight[range]@2", Source("train:weight[range]@2", "train", "weight", RANGE, 2)),
+        ("all:pgd20+cw", Source("all:pgd20+cw", "all", "pgd20+cw", -1, None)),
         ("artifact:adfl_cross", Source("artifact:adfl_cross", "artifact", "adfl_cross", -1, None)),
     ],
 )

@@ -80,7 +80,7 @@ def of_plan(
                for cells in by_heading.values() for cell in cells}  # fmt: skip
     one_plan = replace(one_plan, cells=[cell for cell in one_plan.cells if cell.id in of_rows or not rows])
     (grid,) = sheets([table], one_plan, numbers, published=False, digits=digits, images=images)
-    if left := names_of(points.axes, [*map(dict, points.rows)], [dict(row) for row in points.rows if row not in rows]):
+    if left := names_of(table.rows, [*map(dict, points.rows)], [dict(row) for row in points.rows if row not in rows]):
         grid.notes.append(("not measured", "; ".join(left)))
     headed = [replace(column, heading=headings.get(column.metric, column.metric)) for column in grid.columns]
     name = f"{suite.title}: differences from {label}"

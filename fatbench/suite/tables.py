@@ -50,14 +50,10 @@ KEPT = ("heatmap", "images", "boundaries")  # kinds of figure that show a tensor
 Best = Literal["max", "min", "none"]
 
 SOURCE = re.compile(
-    r"(?:(?P<stage>train|gap|artifact|prior|prior_mean|prior_worst|prior_tenth|prior_best_tenth|prior_std|clients|pooled|worst|worst_if_equal|tenth|std|not_above_chance|below_chance|unseen):)?(?P<metric>[a-z_][a-z0-9_]*)(?:\[(?P<client>\d+|\*|range)\])?(?:@(?P<round>\d+))?\Z"
-    r"|(?P<over>mean|all):(?P<metrics>[a-z_][a-z0-9_]*(?:\+[a-z_][a-z0-9_]*)*)\Z"
+    r"(?:(?P<stage>train|gap|artifact|prior|prior_mean|prior_worst|clients|pooled|worst|worst_if_equal|tenth|std|not_above_chance|below_chance|unseen):)?(?P<metric>[a-z_][a-z0-9_]*)(?:\[(?P<client>\d+|\*)\])?(?:@(?P<round>\d+))?\Z"
+    r"|(?P<over>all):(?P<metrics>[a-z_][a-z0-9_]*(?:\+[a-z_][a-z0-9_]*)*)\Z"
 )
-UNRANKED = re.compile(r"\A(prior_std|std|worst_if_equal|not_above_chance|below_chance):")  # not: the more the better
-OVER = ("mean", "all")  # over several evaluations: the mean of their numbers, the images that stay correct under all
-
-
-OF_CLIENTS = {"*": (None, "train", "prior", "clients"), "range": ("train",)}  # index -> the stages that may have it
+UNRANKED = re.compile(r"\A(std|worst_if_equal|not_above_chance|below_chance):")  # not: the more the better
 
 
 class Heading(Node):
@@ -239,12 +235,8 @@ class Table(Displayed):
     def _check(self, info: ValidationInfo) -> Table:
         for heading, source in self.values.items():
             match = SOURCE.match(source)
-            is_over_clients = match is not None and match["client"] == "*"
-            if match is not None and match["stage"] not in OF_CLIENTS.get(match["client"], (match["stage"],)):
-                match = None
-            if is_over_clients and "client" in self.rows:
-                problem = "[*] adds rows named 'client', but an axis has this name too"
-                raise Misfit(problem, "values", heading)
+            if match is not None and match["client"] == "*":
+                raise Misfit(f"only a figure shows each client of '{source}'", "values", heading)
             if not match or match["stage"] == "artifact":
                 raise Misfit(f"cannot read the source '{source}' (see docs/suites.md)", "values", heading)
         if self.best_within == "row" and not self.across:
@@ -365,8 +357,6 @@ def _why_not_drawn(source: str, kind: str) -> str:
         return f"a figure of clients shows each on its own images: write 'clients:{match['metric']}[*]', not '{source}'"
     if kind == "matrix" and not evaluated:
         return f"a matrix shows evaluations, such as a transfer, not '{source}'"
-    if match["client"] == "range" and match["stage"] != "train":
-        return f"the range over clients is of a number logged in training: write 'train:{match['metric']}[range]'"
     if stage == "train" and evaluated:
         return f"an evaluation has no rounds: remove '@{match['round']}' from '{source}'" if match["round"] else ""
     if match["stage"] != stage:

@@ -21,7 +21,6 @@ from fatbench.report.figures import artifacts, heat_map, panel_kinds
 from fatbench.report.figures.panel_kinds import HIGH, INK, WIDE
 from fatbench.report.figures.series import Line, Panel, Plot
 from fatbench.report.figures.styles import GREY, Names, Style, axis_label, handle, styles_of, wrap_to_width
-from fatbench.report.numbers.sources import RANGE
 from fatbench.store.rows import grouped
 from fatbench.suite.model import Key
 from fatbench.suite.tables import SERIES
@@ -367,7 +366,7 @@ def _arranged(count: int, labels: Sequence[Sequence[str]]) -> tuple[int, int]:
 
 def _unit(plot: Plot, panel: Panel, titled: bool = False) -> str:
     """The label of the vertical axis: its only heading, unless the title has it; else the label of the figure."""
-    points = plot.figure.minus or any(line.source.client == RANGE for line in panel.lines)
+    points = plot.figure.minus
     headings = list(dict.fromkeys(line.heading for line in panel.lines))
     fraction = any(line.source.fraction for line in panel.lines)
     if len(headings) == 1 and not titled:

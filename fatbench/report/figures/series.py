@@ -24,7 +24,7 @@ from fatbench.report.numbers.doubts import with_seeds
 from fatbench.report.numbers.long import found
 from fatbench.report.numbers.points import baselines, check_figure, point_key, points_of_figure, spread, sweeps
 from fatbench.report.numbers.published import Lookup
-from fatbench.report.numbers.sources import EVERY, RANGE, Source, clients, in_words, mean_and_std
+from fatbench.report.numbers.sources import EVERY, Source, clients, in_words, mean_and_std
 from fatbench.report.numbers.stored import Stored, read
 from fatbench.report.tables import number_format
 from fatbench.report.tables.notes import data_note
@@ -260,16 +260,13 @@ def _lines(line: Line, numbers: DataFrame) -> Iterable[Line]:
     """The lines of one heading at one place: one, or one for each client or class that was measured; of many clients
     the quantiles of each round over them.
     """
-    if line.source.client not in (EVERY, RANGE):
+    if line.source.client != EVERY:
         yield _with_points(line, numbers[numbers["client"] == line.source.client])
         return
     of_clients = numbers[numbers["client"] >= 0]
     by_seed = of_clients.groupby(["round", "seed"], sort=False)
     firsts, count = of_clients.drop_duplicates(["round", "seed"]), of_clients["client"].nunique()
-    if line.source.client == RANGE:
-        values = by_seed["value"].max() - by_seed["value"].min()
-        yield _with_points(line, firsts.assign(value=values.tolist()))
-    elif count < MANY:
+    if count < MANY:
         for client in sorted(of_clients["client"].unique().tolist()):
             yield _with_points(replace(line, index=client), of_clients[of_clients["client"] == client])
     else:

@@ -13,7 +13,6 @@ import functools
 import json
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pandas
@@ -23,18 +22,7 @@ from sqlalchemy import select as sql
 from fatbench.methods.intervals import wilson
 from fatbench.report.numbers.doubts import Doubt, in_words
 from fatbench.report.numbers.points import Points, baselines, measures, point_key
-from fatbench.report.numbers.sources import (
-    CLIENT,
-    ENDS,
-    EVERY,
-    OVER_OWN,
-    PRIOR,
-    PRIOR_STAGE,
-    RANGE,
-    Source,
-    over_clients,
-    unit,
-)
+from fatbench.report.numbers.sources import ENDS, OVER_OWN, PRIOR, PRIOR_STAGE, Source, over_clients, unit
 from fatbench.report.numbers.statistics import OfClients
 from fatbench.report.numbers.stored import (
     OVERALL,
@@ -51,7 +39,6 @@ from fatbench.store.schema import CELLS, REPLICATES, RUNS, STAGES
 from fatbench.store.stage_names import parsed
 from fatbench.suite import confounders, format_call
 from fatbench.suite.cells import Cell, Plan
-from fatbench.suite.tables import OVER
 from fatbench.suite.types import number
 
 if TYPE_CHECKING:
@@ -113,12 +100,6 @@ def _logged(asked: DataFrame, stored: Stored) -> Found:
     of_one = wanted.merge(training, on=["cell", "metric", "client", "round"])
     doubts = {row: stored.doubts.get((cell, "train"), ()) for row, cell in _rows(wanted, "row", "cell")}
     numbers = {row: (value, n, ("train",), doubts[row]) for row, value, n in _rows(of_one, "row", "value", "n")}
-    if (wanted["client"] == RANGE).any():
-        by_client = training[training["client"] >= 0].drop(columns="client")
-        clients = wanted[wanted["client"] == RANGE].merge(by_client, on=["cell", "metric", "round"]).groupby("row")
-        ranges = DataFrame({"value": clients["value"].max() - clients["value"].min(), "n": clients["n"].sum()})
-        of_all = _rows(ranges.reset_index(), "row", "value", "n")
-        numbers |= {row: (value, n, ("train",), doubts[row]) for row, value, n in of_all}
     for row, cell, metric, client in _rows(wanted, "row", "cell", "metric", "client"):
         base, _, end = metric.rpartition("_")
         if client == -1 and end in ENDS and row not in numbers:  # of a fraction over clients
@@ -143,7 +124,7 @@ def _parts(source: Source, cell: Cell, select: str) -> list[tuple[str, list[str]
 
     if source.stage == "gap":
         return [("best-test", named(source.metric)), ("last", named(source.metric))]
-    if source.stage in OVER:
+    if source.stage == "all":
         return [(select, named(e.label)) for e in cell.evaluations if source.shows(e)]
     return [(select, named(source.metric))]
 
@@ -183,24 +164,22 @@ def _evaluated(asked: DataFrame, stored: Stored) -> Found:
         stages: tuple[str, ...] = ("train", *dict.fromkeys(stage for stage, _, _ in parts))
         if source.stage == "gap":
             value, doubts = value - parts[1][1], ()
-        elif source.stage in OVER:
+        elif source.stage == "all":
             n = min(n for _, _, n in parts)
             every = (doubt for stage, _, _ in parts for doubt in stored.doubts.get((cell, stage), ()))
             doubts = tuple(dict.fromkeys(every))
-            value = statistics.fmean(value for _, value, _ in parts)
-            if source.stage == "all":
-                answers = [stored.outcomes(cell, stage) for stage, _, _ in parts]
-                if {total for _, total in answers} != {answers[0][1]} or not answers[0][1]:
-                    continue  # not of the same images and models
-                # an image counts where its bit is set under every evaluation
-                bits, total = functools.reduce(int.__and__, (bits for bits, _ in answers)), answers[0][1]
-                own_of_parts = [stored.own.get((cell, stage)) for stage, _, _ in parts]
-                if len({None if one is None else one.images for one in own_of_parts}) > 1:
-                    continue  # as many images, but others
-                value = bits.bit_count() / total
-                if (own := own_of_parts[0]) is not None:  # as of each part: the mean over the clients that train
-                    shares = own.shares(bits, total)
-                    value = statistics.fmean(shares[k] for k in own.accuracies)
+            answers = [stored.outcomes(cell, stage) for stage, _, _ in parts]
+            if {total for _, total in answers} != {answers[0][1]} or not answers[0][1]:
+                continue  # not of the same images and models
+            # an image counts where its bit is set under every evaluation
+            bits, total = functools.reduce(int.__and__, (bits for bits, _ in answers)), answers[0][1]
+            own_of_parts = [stored.own.get((cell, stage)) for stage, _, _ in parts]
+            if len({None if one is None else one.images for one in own_of_parts}) > 1:
+                continue  # as many images, but others
+            value = bits.bit_count() / total
+            if (own := own_of_parts[0]) is not None:  # as of each part: the mean over the clients that train
+                shares = own.shares(bits, total)
+                value = statistics.fmean(shares[k] for k in own.accuracies)
         elif (own := stored.own.get((cell, stage))) is not None and (source.client != -1 or source.stage in OVER_OWN):
             if (of_own := own.number(source)) is None:
                 continue
@@ -329,8 +308,6 @@ def _asked(plan: Plan, points: Points, evaluated: Sequence[Cell]) -> Iterable[tu
     ]  # fmt: skip
     known: dict[tuple[int, str], bool] = {}
     for row, row_key in enumerate(points.rows):
-        # rows of clients have one axis more than the table
-        client = dict(row_key).get(CLIENT, "") if points.axes != points.table.rows else ""
         for group, group_key in enumerate(points.groups):
             by_heading = points.cells.get((row_key, group_key), {})
             for column, (heading, spec) in enumerate(zip(points.headings, of_headings, strict=True)):
@@ -342,8 +319,6 @@ def _asked(plan: Plan, points: Points, evaluated: Sequence[Cell]) -> Iterable[tu
                         known[key] = measures(cell, source)
                     if known[key]:
                         cells.append(cell)
-                if source.client == EVERY:  # "weight[*]": each row shows its own client
-                    source = replace(source, client=points.client[client])
                 place = (row, group, column)
                 if spec.minus:
                     baseline = {id(cell): minus[column].get(point_key(cell, spec.minus)) for cell in cells}

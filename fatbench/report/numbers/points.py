@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from fatbench.errors import SpecError, did_you_mean
-from fatbench.report.numbers.sources import CLIENT, EVERY, Source, clients
+from fatbench.report.numbers.sources import Source
 from fatbench.store.replicates import SIGN
 from fatbench.store.rows import grouped
 from fatbench.suite import confounders, cost, standard_attacks, threats
@@ -19,7 +19,7 @@ from fatbench.suite.files import Suite
 from fatbench.suite.model import Condition, Key
 from fatbench.suite.model import read as read_node
 from fatbench.suite.standard_attacks import did_you_mean_metric
-from fatbench.suite.tables import KEPT, OVER, SERIES, SOURCE, Displayed, Figure, Heading, Table
+from fatbench.suite.tables import KEPT, SERIES, SOURCE, Displayed, Figure, Heading, Table
 
 Names = tuple[tuple[str, str], ...]  # (axis, label) pairs
 IF_EQUAL = ", if all were equal"  # of the heading beside that of a worst client
@@ -53,7 +53,7 @@ def spread(display: S, plan: Plan) -> S:
             headings[heading] = heading_spec
             headings[f"{heading}{IF_EQUAL}"] = heading_spec.model_copy(update={"source": text})
             continue
-        if source.stage in ("train", *OVER) or source.metric not in metrics_by_sweep:
+        if source.stage in ("train", "all") or source.metric not in metrics_by_sweep:
             headings[heading] = heading_spec
             continue
         # an attack of this name may also have one radius in other cells
@@ -266,8 +266,6 @@ class Points:
     headings: list[str]  # those for which some point can have a number
     rows: list[Names]
     groups: list[Names]
-    axes: list[str]  # that label the rows
-    client: Mapping[str, int]  # the index of a row's client, by its label
 
     @classmethod
     def of(cls, plan: Plan, table: Table) -> tuple[Points | None, dict[str, str]]:
@@ -276,7 +274,6 @@ class Points:
         if not cells:
             return None, {}
         sources = {heading: Source.parse(text) for heading, text in table.values.items()}
-        cells, axes, client = _split_by_client(cells, sources, table)
         absent_reasons = absent_headings(sources, cells)
         headings = [heading for heading in sources if heading not in absent_reasons]
         rows, groups = (list(dict.fromkeys(key[i] for key in cells)) for i in (0, 1))
@@ -284,7 +281,7 @@ class Points:
         prefixes = (row[:k] for row in rows for k in range(1, len(row) + 1))
         first = {prefix: i for i, prefix in enumerate(dict.fromkeys(prefixes))}
         rows.sort(key=lambda row: [first[row[:k]] for k in range(1, len(row) + 1)])
-        points = cls(table, cells, sources, headings, rows, groups, axes, client)
+        points = cls(table, cells, sources, headings, rows, groups)
         return points if headings else None, absent_reasons  # the report says why, see `unfilled`
 
     def cells_at(self, row: int, group: int, column: int) -> list[Cell]:
@@ -294,25 +291,6 @@ class Points:
 
     def all_cells(self) -> list[Cell]:
         return [cell for by_heading in self.cells.values() for cells in by_heading.values() for cell in cells]
-
-
-def _split_by_client(
-    cells_by_point: TablePoints, sources: Mapping[str, Source], table: Table
-) -> tuple[TablePoints, list[str], Mapping[str, int]]:
-    """Split rows by client where a source is "metric[*]": (points, axes of the rows, label -> index)."""
-    client_headings = [heading for heading, source in sources.items() if source.client == EVERY]
-    if not client_headings:
-        return cells_by_point, table.rows, {}
-    client_points: TablePoints = {}
-    index_by_label: dict[str, int] = {}
-    for (row, group), cells_by_heading in cells_by_point.items():
-        for k in range(
-            max(clients(cells_by_heading.get(heading, ()), sources[heading]) for heading in client_headings)
-        ):
-            label = sources[client_headings[0]].index_text(k)
-            client_points[(*row, (CLIENT, label)), group] = cells_by_heading
-            index_by_label[label] = k
-    return client_points, [*table.rows, CLIENT], index_by_label
 
 
 def points_of_figure(plan: Plan, figure: Figure) -> TablePoints:

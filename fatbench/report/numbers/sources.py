@@ -12,7 +12,7 @@ from fatbench.report.numbers.doubts import above_chance
 from fatbench.report.numbers.statistics import OfClients, least_of_equals
 from fatbench.store.problems import ROUNDING, mean_over_own_images
 from fatbench.suite import facts
-from fatbench.suite.tables import OVER, SOURCE
+from fatbench.suite.tables import SOURCE
 
 if TYPE_CHECKING:
     from fatbench.suite.cells import Cell, Evaluation
@@ -24,8 +24,7 @@ OVER_OWN = (  # over clients, each on its own images
     "pooled", "worst", "worst_if_equal", "tenth", "std", "not_above_chance", "below_chance", "unseen",
 )  # fmt: skip
 EVERY = -2  # the client of a source "metric[*]": a line each
-RANGE = -3  # of "metric[range]": the largest of all clients less the smallest
-INDICES = {None: -1, "*": EVERY, "range": RANGE}
+INDICES = {None: -1, "*": EVERY}
 
 
 @dataclass(frozen=True)
@@ -33,9 +32,9 @@ class Source:
     """The parsed form of a source: "pgd20", "train:drift_post@10", "gap:pgd20" or "train:weight[*]"."""
 
     text: str
-    stage: str  # "evaluation", "train", "gap", "artifact", "prior..." of the clients' own accuracies, OVER or OVER_OWN
+    stage: str  # "evaluation", "train", "gap", "artifact", "prior..." of the clients' own accuracies, "all" or OVER_OWN
     metric: str
-    client: int  # -1: not about one client; EVERY: of each; RANGE: the largest less the smallest
+    client: int  # -1: not about one client; EVERY: of each
     round: int | None
 
     @classmethod
@@ -53,7 +52,7 @@ class Source:
 
     def shows(self, evaluation: Evaluation) -> bool:
         """Whether its number is that of this evaluation, or is computed from it and others."""
-        if self.stage in OVER:
+        if self.stage == "all":  # the images that stay correct under all of several
             return not {evaluation.label, evaluation.sweep}.isdisjoint(self.metric.split("+"))
         return evaluation.label == self.metric and (bool(evaluation.on) or self.stage not in OVER_OWN)
 
@@ -117,7 +116,7 @@ def metric_names(sources: Iterable[Source]) -> dict[str, str]:
     by_name: dict[str, dict[str, Source]] = {}
     for source in sources:
         base_name = source.metric if source.stage in ("evaluation", "train") else f"{source.stage}:{source.metric}"
-        client = f"[{source.client}]" if source.client >= 0 else "[range]" * (source.client == RANGE)
+        client = f"[{source.client}]" if source.client >= 0 else ""
         by_name.setdefault(base_name + client, {})[source.text] = source
     names = {}
     for name, same_name in by_name.items():
@@ -142,7 +141,7 @@ def in_words(headings: Iterable[tuple[str, Source]]) -> dict[str, str]:
     """
     headings_by_metric: dict[str, dict[bool, list[str]]] = {}  # metric -> derived -> headings
     for heading, source in headings:
-        if source.stage not in ("train", "artifact", *OVER):
+        if source.stage not in ("train", "artifact", "all"):
             headings_by_metric.setdefault(source.metric, {}).setdefault(source.stage != "evaluation", []).append(
                 quoted(heading)
             )
@@ -150,9 +149,6 @@ def in_words(headings: Iterable[tuple[str, Source]]) -> dict[str, str]:
         metric: " and ".join(dict.fromkeys(by_derived.get(False) or by_derived[True]))
         for metric, by_derived in headings_by_metric.items()
     }
-
-
-CLIENT = "client"  # the axis of rows that a source "metric[*]" makes
 
 
 def clients(cells: Iterable[Cell], source: Source) -> int:
@@ -168,17 +164,17 @@ def clients(cells: Iterable[Cell], source: Source) -> int:
 def over_clients(source: Source, by_client: Mapping[int, float]) -> float | None:
     """The statistic of the clients' accuracies that a source "prior..." or of OVER_OWN names; None without accuracies.
 
-    A tenth is the mean of the ceil(K / 10) smallest, or largest; the standard deviation is that of the population.
+    A tenth is the mean of the ceil(K / 10) smallest; the standard deviation is that of the population.
     """
     values = sorted(by_client.values())
     if source.stage == PRIOR_STAGE or not values:
         return by_client.get(source.client)
-    name, tenth = source.stage.removeprefix(f"{PRIOR_STAGE}_"), math.ceil(len(values) / 10)
+    name = source.stage.removeprefix(f"{PRIOR_STAGE}_")
     if name == "std":
         return statistics.pstdev(values)
     if name in ("mean", "unseen"):
         return statistics.fmean(values)
-    return values[0] if name == "worst" else statistics.fmean(values[-tenth:] if "best" in name else values[:tenth])
+    return values[0] if name == "worst" else statistics.fmean(values[: math.ceil(len(values) / 10)])
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from sqlalchemy import select as sql
 from fatbench.errors import DatabaseError
 from fatbench.report.numbers.doubts import Doubt, Doubts, Outcomes, doubts
 from fatbench.report.numbers.shown_runs import changed_since
-from fatbench.report.numbers.sources import ENDS, EVERY, PRIOR, RANGE, OwnImages, Source
+from fatbench.report.numbers.sources import ENDS, EVERY, PRIOR, OwnImages, Source
 from fatbench.report.numbers.statistics import ImageOutcomes
 from fatbench.report.numbers.table_facts import Origin, origin
 from fatbench.settings import PRECISIONS
@@ -451,7 +451,7 @@ def read(texts: Iterable[str], plan: Plan, store: Store, select: Checkpoint, *, 
             ends = {int(spec["algorithm"]["rounds"]) for spec in specs.values()}
             condition &= NUMBERS.c.round.in_(sorted({r for s in trained for r in ([s.round] if s.round else ends)}))
         clients = {source.client for source in trained}
-        if clients.isdisjoint({EVERY, RANGE}):  # else every client is needed
+        if EVERY not in clients:  # else every client is needed
             condition &= NUMBERS.c.client.in_(sorted(clients))
         interval_metrics = {f"{base}_client" for base, _, end in (m.rpartition("_") for m in metrics) if end in ENDS}
         condition |= NUMBERS.c.metric.in_(sorted(interval_metrics))

@@ -33,7 +33,7 @@ from fatbench.suite import confounders, cost, facts, model, plugins
 from fatbench.suite.cells import Cell, Plan
 from fatbench.suite.external_models import SUITE as EVALUATED
 from fatbench.suite.external_models import describe_model
-from fatbench.suite.tables import OVER, SERIES, Heading, Table
+from fatbench.suite.tables import SERIES, Heading, Table
 
 PLACE = ("row", "group", "column", "planned")
 PUBLISHED = (
@@ -95,7 +95,7 @@ def _sheet(
         id=table.id,
         name=table.title,
         label=label(plan),
-        axes=points.axes,
+        axes=table.rows,
         across=list(table.across),
         columns=headed,
         entries=with_texts(entries, headed),
@@ -134,7 +134,7 @@ def _behind(numbers: DataFrame, stored: Stored) -> Iterable[tuple[Any, ...]]:
             continue
         of_training = number.source.stage == "train"
         for stage in number.stages:
-            several = number.source.stage in OVER
+            several = number.source.stage == "all"
             metric = parsed(stage).metric if several else number.source.metric * (not of_training)
             yield from stored.behind(number.cell, stage, metric, number.n)
 
@@ -255,10 +255,10 @@ def _worst(entry: dict[str, Any], of_labels: Sequence[dict[str, Any]], wanted: i
 
 def _with_labels(entries: DataFrame, points: Points, evaluated: Sequence[Cell]) -> DataFrame:
     """The entries with the labels of their rows and groups, and with `own`."""
-    external = [{**dict.fromkeys(points.axes, ""), points.axes[0]: cell.key["model"]} for cell in evaluated]
+    external = [{**dict.fromkeys(points.table.rows, ""), points.table.rows[0]: cell.key["model"]} for cell in evaluated]
     row_labels, group_labels = [*map(dict, points.rows), *external], [*map(dict, points.groups)]
     plugin_rows = _plugin_rows(points)
-    labels = {LABEL + axis: [row_labels[i][axis] for i in entries["row"]] for axis in points.axes}
+    labels = {LABEL + axis: [row_labels[i][axis] for i in entries["row"]] for axis in points.table.rows}
     labels |= {LABEL + axis: [group_labels[i][axis] for i in entries["group"]] for axis in points.table.across}
     conditions = points.table.conditions
     condition_labels = [
@@ -362,7 +362,7 @@ def _attacks(columns: Iterable[Column], cells_by_point: TablePoints) -> dict[str
         cells = [cell for by_heading in cells_by_point.values() for cell in by_heading.get(column.heading, ())]
         for evaluations in {id(cell.evaluations): cell.evaluations for cell in cells}.values():
             for evaluation in evaluations:
-                metric = evaluation.label if column.source.stage in OVER else column.source.metric
+                metric = evaluation.label if column.source.stage == "all" else column.source.metric
                 attacks_of_metric = attacks.setdefault(metric, [])
                 attack = evaluation.attack
                 if evaluation.origin is not None:

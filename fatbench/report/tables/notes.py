@@ -28,16 +28,14 @@ from fatbench.suite import format_call
 from fatbench.suite.cells import Cell, Plan
 from fatbench.suite.external_models import SUITE as EVALUATED
 from fatbench.suite.facts import role as role_of
-from fatbench.suite.tables import OVER, Table
+from fatbench.suite.tables import Table
 from fatbench.suite.types import seeds_text
 
 NOT_COMPARED = "no difference shown: the settings are not the paper's"
 PRIOR = (
-    "a client's accuracy is the mean of the test set's accuracies by class, weighted by its own fraction of each class;"
-    " tenth: mean of the worst (or best) tenth of the clients; std: over clients (ddof 0)"
+    "a client's accuracy is the mean of the test set's accuracies by class, weighted by its own fraction of each class"
 )
 MEANINGS = {
-    "mean": "the mean over several evaluations",
     "all": "images that are classified correctly under every one of several evaluations",
     "pooled": "over the own images of all clients; without a word, the mean over clients",
     "worst": "the client with the least accuracy, chosen and judged on the same images",
@@ -433,7 +431,7 @@ def _checkpoint(columns: Sequence[Column], select: str, plan: Plan, cells: Seque
     if plan.suite == EVALUATED:
         return
     last_round = f"{WORDS['last']} ({_enumeration({str(cell.spec['algorithm']['rounds']) for cell in cells})})"
-    if any(stage in ("evaluation", *OVER, *OVER_OWN) or stage.startswith("prior") for stage in stages):
+    if any(stage in ("evaluation", "all", *OVER_OWN) or stage.startswith("prior") for stage in stages):
         yield last_round if select == "last" else WORDS[select]
         if select not in plan.checkpoints:
             yield f"this preset evaluates {_enumeration(plan.checkpoints)} only"
