@@ -487,6 +487,7 @@ def test_a_privacy_board_has_the_strongest_attacker_of_each_defence_and_explains
     index = (tmp_path / "index.html").read_text()
     of = re.findall(r'role="region" aria-label="[^"]*\((april-masks|privacy-imprint)[^,]*, (?:jpeg75-)?cpu\)"', index)
     assert sorted(of) == ["april-masks", "privacy-imprint"]  # each has its threat model, and a board of its own
+    assert index.count("top-1, best for the attacker first") == 2
     assert re.search(r'"axis"[^>]*>attacker</th>\s*<th[^>]*>top-1</th>', board)  # what is identified stands first
 
 

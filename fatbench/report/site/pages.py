@@ -272,15 +272,18 @@ def _overview(board: Board) -> dict[str, Any]:
     for a claim; else nothing is.
     """
     answer, test = board.answer, board.answer and board.answer.test
-    best, number, group = "", "", GROUPS[3 if "attacker" in board.grid.axes else 4 if answer is None else 2]
+    leak = "attacker" in board.grid.axes
+    best, number, group = "", "", GROUPS[3 if leak else 4 if answer is None else 2]
     if answer is not None and len(answer.seeds) >= SEEDS_FOR_A_CLAIM and not answer.floor:
         group = GROUPS[0 if answer.significant else 1]
         if answer.significant and board.declared and answer.values and {*answer.sides} <= board.asked:
             side = 0 if (answer.difference or 0) > 0 else 1
-            under = answer.metric if answer.metric == "natural" else f"under {attack_name(answer.metric)}"
-            best, number = answer.sides[side], f"{rounded(100 * fmean(answer.values[side]), 2)} % {under}"
+            attacked = answer.metric if answer.metric == "natural" else f"under {attack_name(answer.metric)}"
+            best, number = answer.sides[side], f"{rounded(100 * fmean(answer.values[side]), 2)} % {attacked}"
     column = board.grid.columns[board.sorted_by]
     measured = [row for row in board.grid.rows if row.values[0][board.sorted_by].mean is not None]
+    under = f"under {attack_name(column.metric)}" if column.metric in TITLES else column.heading
+    under += ", best for the attacker first" * leak
     return {
         "id": board.id, "question": board.title, "sentence": minus(board.sentence), "group": group,
         "best": best, "number": number, "difference": minus(signed(test.mean)) if test else "",
@@ -288,7 +291,7 @@ def _overview(board: Board) -> dict[str, Any]:
         "interval": minus(f"{signed(test.low)} to {signed(test.high)}") if test else "",
         "places": _places(test, -REACH, REACH) if test else [],
         "seeds": len(answer.seeds) if answer else "",
-        "under": f"under {attack_name(column.metric)}" if column.metric in TITLES else column.heading,
+        "under": under,
         "order": [" / ".join(filter(None, (row.key.get(axis) for axis in board.axes))) for row in measured],
     }  # fmt: skip
 
