@@ -70,9 +70,9 @@ def test_devices_and_numbers(monkeypatch, tmp_path):
     for wrong in ("gpu", "cuda:", "cuda:-1", "cuda:0,", "cpu:0", "cuda0"):
         with pytest.raises(SpecError, match=f"^device: expected auto, cpu, cuda or cuda:0,1, got '{wrong}'"):
             device_and_jobs(wrong, None)
-    for wrong in ("0", "-1", "many"):
+    for wrong in ("0", "-1", "1001", "many"):
         monkeypatch.setenv("FATBENCH_RUN_JOBS", wrong)
-        with pytest.raises(SpecError, match=f"jobs: expected a number of cells in parallel, got '{wrong}'"):
+        with pytest.raises(SpecError, match=f"run.jobs: expected a whole number from 1 to 1000, got '{wrong}'"):
             device_and_jobs(None, None)
 
 

@@ -42,11 +42,9 @@ def device_and_jobs(device: str | None, jobs: int | None) -> tuple[str, int | No
         kind, _, numbers = device_name.partition(":")
         if kind != "cuda" or not all(gpu_number.isdecimal() for gpu_number in numbers.split(",")):
             raise SpecError(f"expected auto, cpu, cuda or cuda:0,1, got '{device_name}'", option="device")
-    if jobs is None and (number := settings.setting("run.jobs")):
-        if not number.isdecimal() or int(number) < 1:
-            raise SpecError(f"jobs: expected a number of cells in parallel, got '{number}'")
-        jobs = int(number)
-    if jobs is not None and jobs > MOST_JOBS:
+    if jobs is None:
+        return device_name, settings.number("run.jobs", high=MOST_JOBS)
+    if jobs > MOST_JOBS:
         raise SpecError(f"jobs: expected at most {MOST_JOBS} cells in parallel, got {jobs}")
     return device_name, jobs
 
