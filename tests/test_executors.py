@@ -20,7 +20,7 @@ from fatbench.cli import run
 from fatbench.cli.watch import Watch
 from fatbench.errors import MachineError, SpecError
 from fatbench.runner import processes
-from fatbench.runner.executors import Worker, device_and_jobs, local, record_loss, release
+from fatbench.runner.executors import Worker, device_and_jobs, let_go, local
 from fatbench.runner.jobs import Event
 from fatbench.runner.run_options import RunOptions
 from fatbench.runner.start import run as run_all
@@ -38,16 +38,15 @@ def test_the_dead_worker_s_stages_are_failed_and_nobody_else_s(jobs, machine):
         store.add_cell(job.cell, job.spec)
         mine = store.claim(job.cell, "train", suite="crew", total=4, provenance={})
         theirs = store.claim(job.cell, "fgsm-1@4", suite="crew", total=4, provenance={"host": host, "pid": other})
-    assert mine is not None and theirs is not None
-    said = record_loss(job.cell, machine, Worker("elsewhere", other), "it ended")  # it died before it had a stage
-    assert {status for status, _ in rows(machine, job).values()} == {"running"}
-    said += record_loss(job.cell, machine, Worker(host, other), "it ended")
-    assert rows(machine, job) == {"train": ("running", None), "fgsm-1@4": ("failed", "it ended")}
-    release(job.cell, machine, Worker("elsewhere", os.getpid()))
-    assert rows(machine, job)["train"] == ("running", None)
-    release(job.cell, machine, Worker(host, os.getpid()))
-    assert rows(machine, job)["train"] == ("interrupted", None)
-    assert [(event.stage, event.message) for event in said] == [("train", "it ended"), ("fgsm-1@4", "it ended")]
+        assert mine is not None and theirs is not None
+        assert let_go(store, job.cell, Worker("elsewhere", other), "it ended") == []
+        assert {status for status, _ in rows(machine, job).values()} == {"running"}
+        assert let_go(store, job.cell, Worker(host, other), "it ended") == ["fgsm-1@4"]
+        assert rows(machine, job) == {"train": ("running", None), "fgsm-1@4": ("failed", "it ended")}
+        assert let_go(store, job.cell, Worker("elsewhere", os.getpid())) == []
+        assert rows(machine, job)["train"] == ("running", None)
+        assert let_go(store, job.cell, Worker(host, os.getpid())) == ["train"]
+        assert rows(machine, job)["train"] == ("interrupted", None)
 
 
 def test_a_worker_survives_what_is_wrong_around_a_cell(jobs, machine):

@@ -227,10 +227,10 @@ def give_back(pool: Pool, work: Work, name: str, taken: Taken, said: list[Event]
     """
     # a worker of a SLURM job; its runs name the job, wherever it was started again
     holder = name.partition("/")[0] if "/" in name else Worker(taken.host, taken.pid)
+    stages = let_go(Store(pool.database), taken.cell, holder, fault)
     if fault:
-        said = [*record_loss(taken.cell, work.machine, holder, fault), Event(taken.cell, "cell", "failed")]
-    else:
-        release(taken.cell, work.machine, holder)
+        said = [Event(taken.cell, stage, "failed", message=fault) for stage in stages or ["train"]]
+        said.append(Event(taken.cell, "cell", "failed"))
     events, status = [asdict(event) for event in said], "failed" if fault else FREE
     pool.end(name, taken.cell, status, events, counts=counts, stop=bool(fault) and work.fail_fast)
 
@@ -284,23 +284,18 @@ def supervised(
     return cast(Statuses, ends)
 
 
-def record_loss(cell: str, machine: Machine, worker: Worker | str, text: str) -> list[Event]:
-    """Mark the stages that a dead worker held as failed, and say so; those of other processes stay as they are."""
-    with open_store(machine.db) as store:
-        held_runs = _held_stages(store, cell, worker)
-        for run in held_runs.values():
-            store.fail(run, text)
-    return [Event(cell, stage, "failed", message=text) for stage in held_runs or ["train"]]
+def let_go(store: Store, cell: str, worker: Worker | str, fault: str = "") -> list[str]:
+    """Release the stages that a dead worker, or any process of a SLURM job, held, and return them; fault: they fail.
 
-
-def release(cell: str, machine: Machine, worker: Worker | str) -> None:
-    """Release the stages that a dead worker, or any process of a SLURM job, held; they resume from their checkpoints.
-
-    If the database cannot be written, other processes still notice that the worker's process is gone.
+    A stage that was released resumes from its checkpoint. Those of other processes stay as they are.
     """
-    with contextlib.suppress(Unavailable), Store.open(machine.db) as store:
-        for run in _held_stages(store, cell, worker).values():
+    held_runs = _held_stages(store, cell, worker)
+    for run in held_runs.values():
+        if fault:
+            store.fail(run, fault)
+        else:
             store.release(run)
+    return [*held_runs]
 
 
 def is_working(cell: str, machine: Machine, worker: Worker) -> bool:

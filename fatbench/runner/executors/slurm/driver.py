@@ -247,10 +247,9 @@ class Driver:
                 self._forget(job)  # cancelled; if it starts all the same, it sees that the pool stops
             return
         for reason, count in Counter(job.queued.reason for job in pending).items():
-            if (advice := queue.advice(reason)) and f"waits: {reason}" not in self.said:
-                self.said.add(f"waits: {reason}")
+            if advice := queue.advice(reason):
                 arrays = ", ".join(queue.arrays_of(self.jobs))
-                self.note(f"{count} of {len(self.jobs)} SLURM jobs ({arrays}) wait: {reason}: {advice}")
+                self._say(f"{count} of {len(self.jobs)} SLURM jobs ({arrays}) wait: {reason}: {advice}", reason)
 
     def _describe_end(self, job: SlurmJob, host: str) -> str:
         state = "SLURM does not know it any more" if job.queued.state == "GONE" else job.queued.state
@@ -351,9 +350,10 @@ class Driver:
             with contextlib.suppress(OSError):
                 folder.rmdir()
 
-    def _say(self, text: str) -> None:
-        if text not in self.said:
-            self.said.add(text)
+    def _say(self, text: str, subject: str = "") -> None:
+        """Tell the user a text once, or one text of a subject."""
+        if (subject or text) not in self.said:
+            self.said.add(subject or text)
             self.note(text)
 
 
