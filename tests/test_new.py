@@ -153,6 +153,7 @@ def test_shipped_rows_are_imported_and_what_is_left_is_counted(place, run):
     assert out.count("46 cells,") == 1 and "46 cells are there" in out and "yours: 5 cells (seeds 0, 1, 2, 3, 4)" in out
     commands = [shlex.split(line) for line in out.splitlines() if line.startswith("  fatbench ")]
     assert ["fatbench", "run", "my_one.yaml", "--preset", "cpu", "-k", "method=my_one"] in commands
+    assert ["fatbench", "report", "my_one.yaml", "--smoke", "-k", "method=my_one"] in commands
     code, out, _ = run("status", "my_one.yaml", "--preset", "cpu", "--format", "json")
     assert json.loads(out)["cells"] == {"done": 46, "failed": 0, "running": 0, "todo": 59}
     out = run("report", "my_one", "--preset", "cpu", "--table", "robust")[1]

@@ -77,7 +77,7 @@ def take_rows(name: str, cell_filter: str, rows: Sequence[Path]) -> None:
     preset_option = "" if preset == "paper" else f" --preset {preset}"
     print(f"{left_text}\nnext:")
     if "smoke" in plans:
-        print(f"  fatbench run {name} --smoke{filter_option}")
+        print(f"  fatbench run {name} --smoke{filter_option}\n  fatbench report {name} --smoke{filter_option}")
     print(f"  fatbench run {name}{preset_option}{filter_option}\n  fatbench report {name}{preset_option}")
 
 
