@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from types import SimpleNamespace
 
+import pandas
 import pytest
 
 from fatbench import report
 from fatbench.engine.rounds import Number
-from fatbench.report.numbers.long import NOT_CUT, first_outcomes
+from fatbench.report.numbers.long import CUT, NOT_CUT, first_outcomes, on_common_images
+from fatbench.report.numbers.sources import Source
+from fatbench.report.numbers.statistics import OfClients
 from fatbench.report.tables.sheet import Sheet
 from fatbench.store.stages import Store
 from fatbench.suite import files
@@ -73,3 +77,16 @@ def test_common_images_show_that_autoattack_is_the_strongest(grids: dict[str, Sh
     assert values(grids["common"]) == {"natural": (2 / 3, (3,)), "PGD-20": (2 / 3, (3,)), "AA": (1 / 3, (3,))}
     assert ("images", "every attack on the first 3 test images, which all of them have") in grids["common"].notes
     assert NOT_CUT.words not in report.render([grids["common"]], "markdown")
+
+
+def test_own_images_are_not_cut_and_a_mark_says_so() -> None:
+    """Two clients: 200 images under PGD, of which AutoAttack had 50."""
+    cell = SimpleNamespace(id="c", spec={"data": {"name": "digits"}})
+    numbers = [
+        (cell, Source.parse(name), 0.5, n, (), OfClients.of(0.5, n, (0.4, 0.6)))
+        for name, n in (("own_pgd", 200), ("own_autoattack", 50))
+    ]
+    frame = pandas.DataFrame(numbers, columns=["cell", "source", *CUT])
+    cut, shared = on_common_images(frame, pandas.Series([True, True]))
+    assert cut["n"].tolist() == [200, 50] and not shared
+    assert cut["doubts"].tolist() == [(NOT_CUT,), ()]

@@ -80,7 +80,7 @@ WORDS = {  # code -> what is printed; {value}, {against} and {metric} are the do
     "unverified": "imported from a file without digests: nobody can tell whether it was edited",
     "no_outcomes": "no outcome of each image is stored",
     "impossible": "no accuracy that {value:.0f} images can give",
-    "not_cut": "of all images: their outcomes are not stored",
+    "not_cut": "of all its images: they cannot be cut to the common ones",
     "tf32": "attacked in tf32",
     "bf16": "attacked in bf16",
 }

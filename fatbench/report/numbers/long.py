@@ -221,15 +221,16 @@ def on_common_images(numbers: DataFrame, counted: Series) -> tuple[DataFrame, di
     """
     rows = [*zip(*(numbers[name] for name in ("cell", "source", *CUT)), counted, strict=True)]
     shared: dict[str, int] = {}
+    of_clients: dict[str, int] = {}  # cell -> own images under the attack with the fewest
     for cell, source, value, n, _, of, counts in rows:
-        if counts and value is not None and n and source.of_images and not isinstance(of, OfClients):
-            data = repr(cell.spec["data"])
-            shared[data] = min(n, shared.get(data, n))
+        if counts and value is not None and n and source.of_images:
+            least, key = (of_clients, cell.id) if isinstance(of, OfClients) else (shared, repr(cell.spec["data"]))
+            least[key] = min(n, least.get(key, n))
     cut: list[tuple[Any, ...]] = []
     for cell, source, value, n, doubts, of, _ in rows:
         count, (bits, total) = shared.get(repr(cell.spec["data"]), 0), of
         if isinstance(of, OfClients):
-            cut.append((value, n, doubts, of))
+            cut.append((value, n, (*doubts, NOT_CUT) if n > of_clients.get(cell.id, n) else doubts, of))
             continue
         if value is not None and source.of_images and 0 < count < n and total:
             bits, total = first_outcomes((bits, total), n, count)
