@@ -204,7 +204,6 @@ def table(
     where: Where = None,
     seeds: Seeds = None,
     with_evaluated: bool = False,
-    runs: str = "",
     notes: str | None = None,
     digits: int = 2,
     images: str = "all",
@@ -219,10 +218,10 @@ def table(
     of all these suites, as `fatbench report --by --metric` makes it. preset: default the one with most cells in the
     database. select: the checkpoint, "last", "best-val" or "best-test". published: whether the papers' numbers are
     shown. where, seeds, db: as of `results`. with_evaluated: also rows of models that `evaluate(..., like=NAME)`
-    attacked. runs: which run of a cell with several, such as "precision=fp32". notes: "none", "short" or "full";
-    default: short in LaTeX, else full. digits: after the point of percentages. images: "common" takes every attack on
-    the images that all attacks of a table have. sort: rows with the best of this heading or metric first. differences:
-    one table of all methods, each with its difference from the suite's baseline under this metric.
+    attacked. notes: "none", "short" or "full"; default: short in LaTeX, else full. digits: after the point of
+    percentages. images: "common" takes every attack on the images that all attacks of a table have. sort: rows with the
+    best of this heading or metric first. differences: one table of all methods, each with its difference from the
+    suite's baseline under this metric.
     SpecError: no such suite, preset, table, axis or choice; NothingMatched: no suite is named, and none has results.
 
     >>> import fatbench
@@ -236,7 +235,7 @@ def table(
     cells, run = cells_and_run(where)
     with plugged(plugins, db), opened(db) as store:
         asked = [suite] if isinstance(suite, str | Path | Suite) else list(suite) or with_results(store)
-        plans = [plan_read(one, preset, seeds, cells, store, runs or run) for one in asked]
+        plans = [plan_read(one, preset, seeds, cells, store, run) for one in asked]
         for one, plan in plans:
             report.check(one, plan)
         if differences is not None:

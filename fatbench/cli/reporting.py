@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from contextlib import suppress
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from fatbench import settings
 from fatbench.cli import completing
@@ -23,9 +23,6 @@ from fatbench.cli.shared import (
 )  # fmt: skip
 from fatbench.errors import FatbenchError, NothingMatched, SpecError
 from fatbench.store.opening import opened
-
-if TYPE_CHECKING:
-    pass
 
 TABLES = ("markdown", "latex", "csv", "json", "html", "terminal")
 DRAWN = ("pdf", "svg", "png", "csv")
@@ -101,18 +98,6 @@ def status(
             print(line)
 
 
-def _render_options(format: str, width: str | None) -> dict[str, str]:
-    """What the format's renderer is told. SpecError: no such width, or a format without one."""
-    from fatbench.report.formats.latex import width_of
-
-    if width is None:
-        return {}
-    if format != "latex":
-        raise SpecError(f"only latex has a width, not {format}", option=f"width {width}")
-    width_of(width)
-    return {"width": width}
-
-
 def report(
     names: opt.Names = None,
     preset: opt.Preset = None,
@@ -151,7 +136,9 @@ def report(
 
     usual = "terminal" if output is None and sys.stdout.isatty() else "markdown"
     format = known_format(format or format_of(output, TABLES, usual), TABLES)
-    metrics, style = name_list(metric), _render_options(format, width)
+    metrics, style = name_list(metric), {} if width is None else {"width": width}
+    if style and format != "latex":
+        raise SpecError(f"only latex has a width, not {format}", option=f"width {width}")
     if differences and not metrics:
         raise SpecError("--differences needs a metric: --differences --metric pgd20")
     columns = metrics if len(metrics) > differences else []

@@ -32,13 +32,6 @@ def render(grids: Sequence[Sheet]) -> str:
     return _text(console)
 
 
-def title(grid: Sheet) -> str:
-    """The lines above a table: its name, and the warning of a reduced preset."""
-    console = _console()
-    _print_title(console, grid)
-    return _text(console)
-
-
 def _console() -> Console:
     from rich.console import Console
 

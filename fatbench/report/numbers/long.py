@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import json
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pandas
@@ -70,15 +70,6 @@ def columns(names: Sequence[str], rows: Sequence[Sequence[Any]]) -> dict[str, Se
 
 
 Found = dict[int, tuple[Any, ...]]  # row -> value, n, stages, doubts
-
-
-def finder(cells: Sequence[Cell], source: Source, stored: Stored) -> Callable[[Cell], tuple[float | None, int, Any]]:
-    """(value, n, stages) of each of these cells under one source."""
-    asked = DataFrame({"cell": cells, "source": [source] * len(cells)}, dtype=object)
-    numbers = found(asked, stored)
-    columns = zip(numbers["value"], numbers["n"], numbers["stages"], strict=True)
-    by_cell = dict(zip(map(id, cells), columns, strict=True))
-    return lambda cell: by_cell[id(cell)]
 
 
 def _logged(asked: DataFrame, stored: Stored) -> Found:
