@@ -84,7 +84,7 @@ def main() -> None:
         terminal(fatbench("report", *SUITE, "--format", "terminal", *db, FORCE_COLOR="1", COLUMNS="112"))
         fatbench("site", "results/fat-baselines-cpu.jsonl.xz", "-o", str(folder / "site"))
         page(folder / "site" / "fat-baselines-cpu.html")
-        latex(fatbench("report", *SUITE, "--format", "latex", "--width", "text", "--notes", "short", *db), folder)
+        latex(fatbench("report", *SUITE, "--format", "latex", "--width", "text", *db), folder)
 
 
 if __name__ == "__main__":
