@@ -24,7 +24,7 @@ from fatbench.engine.graphs import Recordings
 from fatbench.engine.local import LocalTraining, copy_state, load, pixels
 from fatbench.engine.precision import exact, without_kernel
 from fatbench.engine.rounds import Problem, Tensors
-from fatbench.methods import attacks, objectives
+from fatbench.methods import evasion, objectives
 from fatbench.runner.gpu_estimates import path_for
 from fatbench.settings import LocalPath, Precision
 from fatbench.suite import files
@@ -130,7 +130,7 @@ def same_bytes(bench: Bench) -> Found:
     """ViT-S/16 at 224 trained twice in fp32: are the weights the same to the last bit?"""
     exact(bench.device, "fp32")
     size, depth, batch = (32, 1, 2) if bench.quick else (224, 12, 24)
-    inner = functools.partial(attacks.pgd, **{**PGD7, "steps": 1 if bench.quick else 7})
+    inner = functools.partial(evasion.pgd, **{**PGD7, "steps": 1 if bench.quick else 7})
     objective = functools.partial(objectives.mixed_at, attack=inner)
     local = LocalTraining(batch=batch, lr=0.01, momentum=0.9, objective=objective)
     network = built("vit", (3, size, size), patch=16, dim=384, depth=depth, heads=6)
@@ -162,7 +162,7 @@ def vit_b_monitor(bench: Bench) -> Found:
     }  # fmt: skip
     network = built("vit", (3, size, size), **shape)
     on: Problem = replace(noise_problem(bench, network, [n], 32, "loop"), size=size)
-    state, attack = copy_state(network), functools.partial(attacks.pgd, **{**PGD7, "steps": 2})
+    state, attack = copy_state(network), functools.partial(evasion.pgd, **{**PGD7, "steps": 2})
     if bench.gpu:
         torch.cuda.reset_peak_memory_stats(bench.device)
     seconds = wall(bench.device, lambda: accuracy(on, state, on.images, on.labels, attack, ("monitor",), batch=n))

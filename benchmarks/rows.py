@@ -46,14 +46,14 @@ from fatbench.engine.local import LocalTraining, copy_state, load, pixels
 from fatbench.engine.precision import forward
 from fatbench.engine.randomness import forked, generator
 from fatbench.engine.rounds import Problem, Tensors
-from fatbench.methods import attacks, objectives, packages
+from fatbench.methods import evasion, objectives, packages
 from fatbench.settings import LocalPath, Precision
 
 Lines = list[dict[str, Any]]
 
 PGD7: dict[str, Any] = {"eps": 8 / 255, "step": 2 / 255, "steps": 7}
 PGD10: dict[str, Any] = {**PGD7, "steps": 10}
-AT = functools.partial(objectives.at, attack=functools.partial(attacks.pgd, **PGD10))
+AT = functools.partial(objectives.at, attack=functools.partial(evasion.pgd, **PGD10))
 TUNED = "torchattacks, channels innermost, freed memory kept"
 NOISE = "same batches, noise and dropout masks"
 
@@ -163,7 +163,7 @@ def at_vit(bench: Bench) -> Lines:
 
     clients, batch, batches = (1, 2, 1) if bench.quick else (5, 24, 4) if bench.gpu else (1, 4, 1)
     cohort = list(range(clients))
-    inner = functools.partial(attacks.pgd, **PGD7)
+    inner = functools.partial(evasion.pgd, **PGD7)
     local = LocalTraining(
         batch=batch, lr=0.01, momentum=0.9, objective=functools.partial(objectives.mixed_at, attack=inner, ratio=0.5)
     )
@@ -257,7 +257,7 @@ def pgd_cw_fgsm(bench: Bench) -> Lines:
 def _evaluation(bench: Bench, epochs: int, radius: int) -> Lines:
     """Of a network trained so many epochs with FGSM, in a ball of radius / 255."""
     eps = radius / 255
-    fast = functools.partial(attacks.fgsm, eps=eps)
+    fast = functools.partial(evasion.fgsm, eps=eps)
     local = LocalTraining(
         epochs=epochs, batch=32, lr=0.02, momentum=0.9, objective=functools.partial(objectives.at, attack=fast)
     )
@@ -284,9 +284,9 @@ def _evaluation(bench: Bench, epochs: int, radius: int) -> Lines:
     def ours(early_stop: bool, precision: str) -> list[float]:
         settings: dict[str, Any] = {"eps": eps, "step": step, "early_stop": early_stop}
         three = (
-            functools.partial(attacks.pgd, steps=20, **settings),
-            functools.partial(attacks.cw, steps=30, **settings),
-            functools.partial(attacks.fgsm, eps=eps),
+            functools.partial(evasion.pgd, steps=20, **settings),
+            functools.partial(evasion.cw, steps=30, **settings),
+            functools.partial(evasion.fgsm, eps=eps),
         )
         how = replace(on, precision=precision)  # type: ignore[arg-type]
         return [

@@ -57,7 +57,7 @@ def pgd(
     restarts: int = 1,
     seed: int | None = None,
 ) -> Tensor:
-    """Projected gradient descent (Madry et al. 2018); settings as in `fatbench.methods.attacks.pgd`."""
+    """Projected gradient descent (Madry et al. 2018); settings as in `fatbench.methods.evasion.pgd`."""
     settings = {"eps": eps, "step": step, "steps": steps, "start": start, "early_stop": early_stop, "norm": norm}
     return attack("pgd", model, x, y, restarts=restarts, seed=seed, **settings)
 
@@ -75,7 +75,7 @@ def cw(
     restarts: int = 1,
     seed: int | None = None,
 ) -> Tensor:
-    """CW-inf: PGD on the margin loss of Carlini and Wagner 2017; settings as in `fatbench.methods.attacks.cw`."""
+    """CW-inf: PGD on the margin loss of Carlini and Wagner 2017; settings as in `fatbench.methods.evasion.cw`."""
     settings = {"eps": eps, "step": step, "steps": steps, "kappa": kappa, "early_stop": early_stop}
     return attack("cw", model, x, y, restarts=restarts, seed=seed, **settings)
 

@@ -49,8 +49,8 @@ from fatbench.errors import FatbenchError
 from fatbench.methods import algorithms
 from fatbench.methods.adversaries import ADVERSARIES
 from fatbench.methods.aggregators import AGGREGATORS, samples
-from fatbench.methods.attacks import fgsm, pgd
 from fatbench.methods.defences import DEFENCES
+from fatbench.methods.evasion import fgsm, pgd
 from fatbench.methods.objectives import at, standard
 from fatbench.models import MODELS
 from fatbench.models.dual_norm import with_dual_norm

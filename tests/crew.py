@@ -72,7 +72,7 @@ def machine_of(place: Path, **recovery: Any) -> Machine:
 def fork_server() -> Any:
     """Processes from a server that has torch loaded. It keeps the environment that it was started with."""
     context = multiprocessing.get_context("forkserver")
-    parts = ("runner.executors.local", "engine.accuracy", "engine.experiment", "methods.algorithms", "methods.attacks")
+    parts = ("runner.executors.local", "engine.accuracy", "engine.experiment", "methods.algorithms", "methods.evasion")
     context.set_forkserver_preload(["torch", *(f"fatbench.{part}" for part in parts)])
     return context
 

@@ -14,7 +14,7 @@ from fatbench.engine import randomness as rng
 from fatbench.engine.cohort import train_cohort
 from fatbench.engine.local import LocalTraining
 from fatbench.engine.rounds import Problem, Update
-from fatbench.methods import attacks, objectives
+from fatbench.methods import evasion, objectives
 
 SHARDS = (7, 6, 3, 7, 4)  # in batches of 4: 4 and 3, 4 and 2, 3, 4 and 3, 4
 SIZES = {"leaf_cnn": (3, 32, 32), "efficientnet_lite0": (3, 64, 64)}
@@ -39,8 +39,8 @@ def objective(name: str) -> Callable[..., tuple[Tensor, Tensor]]:
     """A registered objective with an attack of two steps."""
     inner = {"eps": 8 / 255, "step": 4 / 255, "steps": 2}
     if name == "trades":
-        return functools.partial(objectives.trades, attack=functools.partial(attacks.pgd_kl, **inner))
-    attack = functools.partial(attacks.pgd, **inner, start="gaussian" if name == "mart" else "uniform")
+        return functools.partial(objectives.trades, attack=functools.partial(evasion.pgd_kl, **inner))
+    attack = functools.partial(evasion.pgd, **inner, start="gaussian" if name == "mart" else "uniform")
     return members.member("Objective", name, attack=attack)
 
 

@@ -27,7 +27,7 @@ from fatbench.cli import app as cli
 from fatbench.cli import evaluate, reporting, run
 from fatbench.data import DATASETS
 from fatbench.errors import NothingMatched, SpecError, UnknownName
-from fatbench.methods.attacks import ATTACKS
+from fatbench.methods.evasion import ATTACKS
 from fatbench.runner.run_options import RunOptions
 
 ROOT = Path(__file__).parent.parent

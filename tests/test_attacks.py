@@ -24,8 +24,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fatbench import __version__
 from fatbench.data import digits
 from fatbench.errors import SpecError
-from fatbench.methods import attacks, packages
-from fatbench.methods.attacks import ATTACKS
+from fatbench.methods import evasion, packages
+from fatbench.methods.evasion import ATTACKS
 from fatbench.methods.packages import implementation
 from fatbench.models import MODELS
 from fatbench.suite import calls, signatures
@@ -109,12 +109,12 @@ def pixels(*values: float) -> Tensor:
 
 @pytest.mark.parametrize(("label", "expected"), [(0, (0.4, 0.6)), (1, (0.6, 0.4))])
 def test_fgsm_moves_each_pixel_by_eps(label: int, expected: tuple[float, float]) -> None:
-    x_adv = attacks.fgsm(linear([1, -2], [0, 0]), pixels(0.5, 0.5), torch.tensor([label]), generator(), eps=0.1)
+    x_adv = evasion.fgsm(linear([1, -2], [0, 0]), pixels(0.5, 0.5), torch.tensor([label]), generator(), eps=0.1)
     assert torch.allclose(x_adv, pixels(*expected))
 
 
 def test_fgsm_stays_in_the_box() -> None:
-    x_adv = attacks.fgsm(linear([1, -2], [0, 0]), pixels(0.05, 1.0), torch.tensor([0]), generator(), eps=0.1)
+    x_adv = evasion.fgsm(linear([1, -2], [0, 0]), pixels(0.05, 1.0), torch.tensor([0]), generator(), eps=0.1)
     assert x_adv.tolist() == pixels(0.0, 1.0).tolist()
 
 
@@ -123,7 +123,7 @@ def test_fgsm_stays_in_the_box() -> None:
 )
 def test_pgd_walks_to_the_corner_of_the_ball(steps: int, expected: tuple[float, float]) -> None:
     """Steps of 0.04 from 0.5: 0.46, 0.42, then the projection at 0.5 - 0.1."""
-    x_adv = attacks.pgd(
+    x_adv = evasion.pgd(
         linear([1, -2], [0, 0]), pixels(0.5, 0.5), torch.tensor([0]), generator(),
         eps=0.1, step=0.04, steps=steps, start="none",
     )  # fmt: skip
@@ -132,8 +132,8 @@ def test_pgd_walks_to_the_corner_of_the_ball(steps: int, expected: tuple[float, 
 
 def test_pgd_without_start_and_one_step_of_eps_is_fgsm() -> None:
     model, (x, y) = conv(), batch()
-    x_adv = attacks.pgd(model, x, y, generator(), eps=0.03, step=0.03, steps=1, start="none")
-    assert torch.equal(x_adv, attacks.fgsm(model, x, y, generator(), eps=0.03))
+    x_adv = evasion.pgd(model, x, y, generator(), eps=0.03, step=0.03, steps=1, start="none")
+    assert torch.equal(x_adv, evasion.fgsm(model, x, y, generator(), eps=0.03))
 
 
 def test_pgd_starts() -> None:
@@ -143,7 +143,7 @@ def test_pgd_starts() -> None:
     normal = torch.randn(x.shape, generator=generator())
     expected = {"none": x, "uniform": (x + noise).clamp(0, 1), "gaussian": (x + 0.001 * normal).clamp(0, 1)}
     for start, image in expected.items():
-        x_adv = attacks.pgd(conv(), x, y, generator(), eps=0.03, step=0.0, steps=1, start=start)  # type: ignore[arg-type]
+        x_adv = evasion.pgd(conv(), x, y, generator(), eps=0.03, step=0.0, steps=1, start=start)  # type: ignore[arg-type]
         assert torch.allclose(x_adv, image, atol=1e-7), start
 
 
@@ -155,7 +155,7 @@ def test_exact_linear_is_the_worst_corner_of_all() -> None:
     with torch.random.fork_rng():
         torch.manual_seed(3)
         model, x, y, eps = linear(*torch.randn(4, 3).tolist()), torch.rand(200, 1, 1, 3), torch.randint(4, (200,)), 0.3
-    x_adv = attacks.exact_linear(model, x, y, generator(), eps=eps)
+    x_adv = evasion.exact_linear(model, x, y, generator(), eps=eps)
     assert x_adv.min() >= 0 and x_adv.max() <= 1 and (x_adv - x).abs().max() <= eps + 1e-6
 
     def margins(images: Tensor) -> Tensor:
@@ -167,7 +167,7 @@ def test_exact_linear_is_the_worst_corner_of_all() -> None:
     ends = [torch.tensor(bits).reshape(1, 1, 1, 3) for bits in itertools.product([False, True], repeat=3)]
     least = torch.stack([margins(torch.where(end, high, low)) for end in ends]).amin(0)
     torch.testing.assert_close(margins(x_adv), least)
-    pgd = attacks.pgd(model, x, y, generator(), eps=eps, step=0.1, steps=20)
+    pgd = evasion.pgd(model, x, y, generator(), eps=eps, step=0.1, steps=20)
     robust, seen = ((margins(images) > 0).sum() for images in (x_adv, pgd))
     assert 0 < robust <= seen < (margins(x) > 0).sum()
 
@@ -192,7 +192,7 @@ def test_a_margin_falls_by_eps_times_the_dual_norm(
 ) -> None:
     """eps 0.5 at (0.5, 0.5): L2 goes 0.5 (3/5, 4/5) down, L-infinity 0.5 (1, 1); in one step, or in four of 0.125."""
     model, x = linear([3, 4], [0, 0]), pixels(0.5, 0.5)
-    x_adv = attacks.pgd(
+    x_adv = evasion.pgd(
         model, x, torch.tensor([0]), generator(),
         eps=0.5, step=0.5 / steps, steps=steps, start="none", norm=norm,  # type: ignore[arg-type]
     )  # fmt: skip
@@ -205,7 +205,7 @@ def test_a_margin_falls_by_eps_times_the_dual_norm(
 def test_l2_steps_go_on_until_the_ball_ends() -> None:
     """Steps of 0.2 with eps 0.5 along -(3/5, 4/5): 0.2, 0.4, then the projection at 0.5."""
     for steps, length in ((1, 0.2), (2, 0.4), (3, 0.5), (9, 0.5)):
-        x_adv = attacks.pgd(
+        x_adv = evasion.pgd(
             linear([3, 4], [0, 0]), pixels(0.5, 0.5), torch.tensor([0]), generator(),
             eps=0.5, step=0.2, steps=steps, start="none", norm="L2",
         )  # fmt: skip
@@ -215,7 +215,7 @@ def test_l2_steps_go_on_until_the_ball_ends() -> None:
 @pytest.mark.parametrize("early_stop", [False, True])
 def test_an_image_without_a_gradient_stays_in_l2(early_stop: bool) -> None:
     """Weights of zero: no direction, no move, no division by zero; the start is the image, or a draw around it."""
-    call = functools.partial(attacks.pgd, linear([0, 0], [0, 0]), pixels(0.5, 0.25), torch.tensor([0]))
+    call = functools.partial(evasion.pgd, linear([0, 0], [0, 0]), pixels(0.5, 0.25), torch.tensor([0]))
     settings = {"eps": 0.5, "step": 0.1, "steps": 3, "norm": "L2", "early_stop": early_stop}
     assert torch.equal(call(generator(), start="none", **settings), pixels(0.5, 0.25))
     length = 0.5 * torch.empty(1, 1, 1, 1).uniform_(generator=(g := generator(2)))
@@ -226,7 +226,7 @@ def test_an_image_without_a_gradient_stays_in_l2(early_stop: bool) -> None:
 
 def test_a_tiny_gradient_is_a_direction_too() -> None:
     """Weights of 3e-25 and 4e-25, whose squares are zero in float32: the step is 0.5 (3/5, 4/5) all the same."""
-    x_adv = attacks.pgd(
+    x_adv = evasion.pgd(
         linear([3e-25, 4e-25], [0, 0]), pixels(0.5, 0.5), torch.tensor([0]), generator(),
         eps=0.5, step=0.5, steps=1, start="none", norm="L2",
     )  # fmt: skip
@@ -237,7 +237,7 @@ def test_a_tiny_gradient_is_a_direction_too() -> None:
 @examples(max_examples=25, deadline=None)
 def test_l2_ball_and_box(eps: float, step: float, seed: int, size: int) -> None:
     model, (x, y) = conv(), batch(size, seed=seed)
-    x_adv = attacks.pgd(model, x, y, generator(seed), eps=eps, step=step, steps=3, norm="L2")
+    x_adv = evasion.pgd(model, x, y, generator(seed), eps=eps, step=step, steps=3, norm="L2")
     assert x_adv.min() >= 0 and x_adv.max() <= 1
     assert (x_adv - x).flatten(1).norm(dim=1).max() <= eps + 1e-5
     if eps == 0:
@@ -248,7 +248,7 @@ def test_l2_equals_torchattacks() -> None:
     """Without a random start the same images; each of its own length, however the batch is made up."""
     model, (x, y) = conv(), batch(16)
     expected = torchattacks.PGDL2(model, eps=0.5, alpha=0.1, steps=10, random_start=False)(x, y)
-    call = functools.partial(attacks.pgd, eps=0.5, step=0.1, steps=10, start="none", norm="L2")
+    call = functools.partial(evasion.pgd, eps=0.5, step=0.1, steps=10, start="none", norm="L2")
     x_adv = call(model, x, y, generator())
     assert torch.allclose(x_adv, expected, atol=1e-5, rtol=0)
     assert (x_adv - x).flatten(1).norm(dim=1).max() > 0.49
@@ -259,7 +259,7 @@ def test_any_in_l2_is_the_first_wrong_iterate() -> None:
     """Margin 3.5 at (0.5, 0.5), less 1 a step of 0.2, class 1 at 1.6: wrong after two steps, and then left alone."""
     model = linear([3, 4], [0, 0])
     model[1].bias = nn.Parameter(torch.tensor([0.0, 1.6]))
-    x_adv = attacks.pgd(
+    x_adv = evasion.pgd(
         model, pixels(0.5, 0.5), torch.tensor([0]), generator(),
         eps=0.5, step=0.2, steps=9, start="none", norm="L2", early_stop=True,
     )  # fmt: skip
@@ -271,7 +271,7 @@ def test_fgsm_sfat_is_a_random_start_and_one_step() -> None:
     x, step = pixels(0.5, 0.5), 1 / 255
     noise = torch.empty(x.shape).uniform_(-4 / 255, 4 / 255, generator=generator(3))
     moved = (noise + step * pixels(-1, 1)).clamp(-4 / 255, 4 / 255)
-    x_adv = attacks.fgsm_sfat(linear([1, -2], [0, 0]), x, torch.tensor([0]), generator(3), eps=4 / 255, step=step)
+    x_adv = evasion.fgsm_sfat(linear([1, -2], [0, 0]), x, torch.tensor([0]), generator(3), eps=4 / 255, step=step)
     assert torch.allclose(x_adv, x + moved)
     assert (x_adv - x).abs().min() < 3 / 255  # FGSM moves every pixel by 4/255
 
@@ -284,7 +284,7 @@ def test_pgd_kl_goes_on_where_its_start_went() -> None:
         noise = torch.randn(x.shape, generator=generator(seed)).flatten()
         side = (w @ noise).sign()
         seen.add(side.item())
-        x_adv = attacks.pgd_kl(
+        x_adv = evasion.pgd_kl(
             linear([1, -2], [0, 0]), x, torch.tensor([0]), generator(seed), eps=0.1, step=0.04, steps=5
         )
         assert torch.allclose(x_adv.flatten(), 0.5 + 0.1 * side * w.sign())
@@ -297,9 +297,9 @@ def test_cw_follows_the_most_likely_wrong_class() -> None:
     The cross-entropy gradient of x_2 is p_1 - 6 p_2 < 0 (e^0.1 = 1.11 against 6 e^-0.6 = 3.29): PGD lowers it.
     """
     model, x, y = linear([1, 0], [0, 1], [0, -6]), pixels(0.5, 0.1), torch.tensor([0])
-    x_adv = attacks.cw(model, x, y, generator(), eps=0.02, step=0.02, steps=3)
+    x_adv = evasion.cw(model, x, y, generator(), eps=0.02, step=0.02, steps=3)
     assert torch.allclose(x_adv, pixels(0.48, 0.12))
-    x_adv = attacks.pgd(model, x, y, generator(), eps=0.02, step=0.02, steps=3)
+    x_adv = evasion.pgd(model, x, y, generator(), eps=0.02, step=0.02, steps=3)
     assert torch.allclose(x_adv, pixels(0.48, 0.08))
 
 
@@ -307,8 +307,8 @@ def test_cw_stops_at_minus_kappa() -> None:
     """An image already misclassified by more than kappa has loss 0 and gradient 0: it stays at its random start."""
     model, x, y = linear([1, 0], [0, 1]), pixels(0.1, 0.9), torch.tensor([0])
     start = x + torch.empty(x.shape).uniform_(-0.02, 0.02, generator=generator())
-    assert torch.allclose(attacks.cw(model, x, y, generator(), eps=0.02, step=0.01, kappa=0.5), start)
-    assert torch.allclose(attacks.cw(model, x, y, generator(), eps=0.02, step=0.01, kappa=50), pixels(0.08, 0.92))
+    assert torch.allclose(evasion.cw(model, x, y, generator(), eps=0.02, step=0.01, kappa=0.5), start)
+    assert torch.allclose(evasion.cw(model, x, y, generator(), eps=0.02, step=0.01, kappa=50), pixels(0.08, 0.92))
 
 
 @pytest.mark.parametrize("classes", [2, 3, 10, 100])
@@ -322,7 +322,7 @@ def test_cw_is_right_for_any_number_of_classes(classes: int) -> None:
     loss = -torch.clamp(real - other + 50, min=0).sum()
     gradient = torch.autograd.grad(loss, start)[0]
     expected = torch.clamp(torch.clamp(start + 0.01 * gradient.sign(), x - 0.03, x + 0.03), 0, 1)
-    x_adv = attacks.cw(model, x, y, generator(), eps=0.03, step=0.01, steps=1)
+    x_adv = evasion.cw(model, x, y, generator(), eps=0.03, step=0.01, steps=1)
     assert torch.allclose(x_adv, expected, atol=1e-7)
 
 
@@ -335,7 +335,7 @@ STEPPED = {"pgd": {"eps": 0.1, "step": 0.03}, "cw": {"eps": 0.1, "step": 0.03}}
 @pytest.mark.parametrize("name", STEPPED)
 def test_any_is_the_union_over_the_steps(name: str, parts: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The loop without compaction, stopped after 0, 1, ..., 6 steps: every image's first wrong iterate, or its last."""
-    monkeypatch.setattr(attacks, "part_of", lambda x, model: parts)
+    monkeypatch.setattr(evasion, "part_of", lambda x, model: parts)
     model, (x, y) = conv(), batch(24)
     y[: len(y) // 2] = model(x[: len(y) // 2]).argmax(1)
     attack = functools.partial(ATTACKS[name], model, x, y, **STEPPED[name])
@@ -402,14 +402,14 @@ def test_parts_give_what_the_whole_gives(name: str, monkeypatch: pytest.MonkeyPa
     whole = attack(model, x, y, generator())
     assert set(model.seen) == {13}
     model.seen.clear()
-    monkeypatch.setattr(attacks, "part_of", lambda x, model: 5)
+    monkeypatch.setattr(evasion, "part_of", lambda x, model: 5)
     torch.testing.assert_close(attack(model, x, y, generator()), whole, atol=1e-6, rtol=0)
     assert model.seen[-3:] == [5, 5, 3]
 
 
 @pytest.mark.parametrize(("size", "part"), [((3, 32, 32), 32), ((1, 8, 8), 1536), ((3, 224, 224), 32)])
 def test_a_part_of_small_images_has_more_of_them(size: tuple[int, int, int], part: int) -> None:
-    assert attacks.part_of(torch.empty(2, *size), nn.Identity()) == part
+    assert evasion.part_of(torch.empty(2, *size), nn.Identity()) == part
 
 
 # --- agreement with torchattacks ----------------------------------------------------------------------------------
@@ -417,7 +417,7 @@ def test_a_part_of_small_images_has_more_of_them(size: tuple[int, int, int], par
 
 def test_fgsm_equals_torchattacks_bit_for_bit() -> None:
     model, (x, y) = conv(), batch(16)
-    assert torch.equal(attacks.fgsm(model, x, y, generator(), eps=8 / 255), torchattacks.FGSM(model, 8 / 255)(x, y))
+    assert torch.equal(evasion.fgsm(model, x, y, generator(), eps=8 / 255), torchattacks.FGSM(model, 8 / 255)(x, y))
 
 
 @pytest.mark.parametrize("random_start", [True, False])
@@ -428,7 +428,7 @@ def test_pgd_equals_torchattacks(random_start: bool) -> None:
     with torch.random.fork_rng():
         torch.manual_seed(5)
         expected = theirs(x, y)
-    x_adv = attacks.pgd(
+    x_adv = evasion.pgd(
         model, x, y, generator(5), eps=8 / 255, step=2 / 255, steps=10, start="uniform" if random_start else "none"
     )
     assert torch.allclose(x_adv, expected, atol=2e-7, rtol=0)
@@ -442,7 +442,7 @@ def test_pgd_kl_equals_torchattacks() -> None:
     with torch.random.fork_rng():
         torch.manual_seed(5)
         expected = torchattacks.TPGD(model, eps=8 / 255, alpha=2 / 255, steps=10)(x)
-    x_adv = attacks.pgd_kl(model, x, y, generator(5), eps=8 / 255, step=2 / 255, steps=10)
+    x_adv = evasion.pgd_kl(model, x, y, generator(5), eps=8 / 255, step=2 / 255, steps=10)
     assert torch.allclose(x_adv, expected, atol=2e-7, rtol=0)
 
 
@@ -540,7 +540,7 @@ def test_logits_are_never_half_precision() -> None:
         (torch.float32, torch.float32),
         (torch.float64, torch.float64),
     ):
-        assert attacks.predict(nn.Identity(), torch.zeros(1, 2, dtype=given)).dtype == expected
+        assert evasion.predict(nn.Identity(), torch.zeros(1, 2, dtype=given)).dtype == expected
 
 
 class HostSync(TorchDispatchMode):
@@ -605,7 +605,7 @@ def test_only_the_gradient_by_the_image_is_computed() -> None:
 
     model, (x, y) = conv(), batch(4)
     with Masks():
-        attacks.fgsm(model, x, y, generator(), eps=0.1)
+        evasion.fgsm(model, x, y, generator(), eps=0.1)
     assert asked == [[True, False, False]] * 3
 
 
@@ -1051,7 +1051,7 @@ def test_implementation_by_a_package_that_is_not_here(monkeypatch: pytest.Monkey
 
 def test_implementation_of_a_plugin_is_its_file(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(signatures, "describe", lambda kind, name: types.SimpleNamespace(entry={}))
-    monkeypatch.setattr(packages.calls, "function", lambda signature: attacks.pgd)
+    monkeypatch.setattr(packages.calls, "function", lambda signature: evasion.pgd)
     monkeypatch.setattr(signatures, "place_of", lambda function: "/elsewhere/my_attacks.py:12")
     assert implementation("mine") == "my_attacks.py"
 

@@ -23,7 +23,7 @@ from fatbench.engine import randomness as rng
 from fatbench.engine.cohort import train_cohort
 from fatbench.engine.local import LocalTraining
 from fatbench.engine.rounds import Problem
-from fatbench.methods import attacks, objectives
+from fatbench.methods import evasion, objectives
 from fatbench.suite import calls, files
 
 PGD = {"eps": 8 / 255, "step": 4 / 255, "steps": 2}
@@ -48,7 +48,7 @@ def test_the_plain_loop_does_the_same_work(monkeypatch: pytest.MonkeyPatch) -> N
     on = problem()
     on.model.double()
     start = {name: value.clone() for name, value in on.model.state_dict().items()}
-    at = functools.partial(objectives.at, attack=functools.partial(attacks.pgd, **PGD))
+    at = functools.partial(objectives.at, attack=functools.partial(evasion.pgd, **PGD))
     local = LocalTraining(epochs=2, batch=8, lr=0.1, momentum=0.9, weight_decay=1e-3, objective=at)
     theirs = plain.train(on, start, [1, 0], local, lambda noise: plain.pgd(noise, **PGD))
     ours = train_cohort(on, start, [1, 0], 0, local)
@@ -65,7 +65,7 @@ def test_the_margin_loop_is_our_cw() -> None:
     with torch.random.fork_rng():
         torch.manual_seed(3)
         theirs = plain.margin_pgd(on.model, **PGD)(x, y)
-    ours = attacks.cw(on.model, x, y, torch.Generator().manual_seed(3), **PGD)
+    ours = evasion.cw(on.model, x, y, torch.Generator().manual_seed(3), **PGD)
     torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=0)
 
 

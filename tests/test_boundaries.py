@@ -16,8 +16,8 @@ from typer.testing import CliRunner
 
 from fatbench.cli.app import app
 from fatbench.engine.rounds import Cost, Problem, Round, State, Stats, Update
-from fatbench.methods.attacks import fgsm
 from fatbench.methods.diagnostics import boundaries
+from fatbench.methods.evasion import fgsm
 from fatbench.models import MODELS
 
 STATS = Stats(0.0, 0.0, 0.0, 1, 1.0, 1)

@@ -12,9 +12,9 @@ from updates import client, problem
 
 from fatbench.engine.rounds import Round, State
 from fatbench.errors import MachineError
-from fatbench.methods.attacks import ATTACKS
 from fatbench.methods.corruptions import CORRUPTIONS, SEVERITIES
 from fatbench.methods.diagnostics import DIAGNOSTICS
+from fatbench.methods.evasion import ATTACKS
 
 NOBODY = nn.Identity()  # a corruption looks at no model
 

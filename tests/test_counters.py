@@ -17,10 +17,10 @@ from fatbench import models
 from fatbench.engine import randomness as rng
 from fatbench.engine.local import LocalTraining
 from fatbench.engine.rounds import Problem
-from fatbench.methods import attacks, objectives
+from fatbench.methods import evasion, objectives
 
 PGD10 = {"eps": 8 / 255, "step": 2 / 255, "steps": 10}
-AT = functools.partial(objectives.at, attack=functools.partial(attacks.pgd, **PGD10))
+AT = functools.partial(objectives.at, attack=functools.partial(evasion.pgd, **PGD10))
 
 
 def problem(model: str, path: str = "loop") -> Problem:

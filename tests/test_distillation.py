@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from fatbench.engine.accuracy import accuracy
 from fatbench.engine.local import load
 from fatbench.engine.rounds import Problem, Round, State
-from fatbench.methods import attacks, objectives
+from fatbench.methods import evasion, objectives
 from fatbench.methods.algorithms import distillation
 from fatbench.methods.algorithms.distillation import divergence, match, server_batches
 from fatbench.methods.algorithms.fedgkt import fedgkt
@@ -311,7 +311,7 @@ def test_what_a_round_says(box: str) -> None:
         for k in range(3):
             assert all(name.startswith(("extractor.", "classifier.")) for name in result.own[k])
             full = {**result.state.model, **result.own[k]}
-            noise = (on, full, on.images, on.labels, attacks.natural, ("test",))
+            noise = (on, full, on.images, on.labels, evasion.natural, ("test",))
             right, _ = accuracy(*noise)
             assert right.shape == (18,)
         assert not torch.equal(result.own[0]["extractor.conv1.weight"], result.own[1]["extractor.conv1.weight"])
@@ -326,7 +326,7 @@ def test_the_server_trains_on_images_attacked_through_their_own_extractor(box: s
     clients = {k: last.own[k] for k in range(3)}
     model = load(on, last.state.model)
     sent = distillation.transfer(on, last.state, clients, 4, "float32")
-    pgd = functools.partial(attacks.pgd, eps=0.2, step=0.1, steps=3, start="none")
+    pgd = functools.partial(evasion.pgd, eps=0.2, step=0.1, steps=3, start="none")
     inputs = distillation.Inputs(on, clients, sent, pgd, 0)
     host = torch.tensor([17, 0, 8, 1, 12])
     model.train()
@@ -344,8 +344,8 @@ def test_the_server_trains_on_images_attacked_through_their_own_extractor(box: s
 
 
 @pytest.mark.parametrize("attack", [
-    functools.partial(attacks.pgd, eps=0.2, step=0.1, steps=3, early_stop=True),
-    functools.partial(attacks.autoattack, eps=0.05),
+    functools.partial(evasion.pgd, eps=0.2, step=0.1, steps=3, early_stop=True),
+    functools.partial(evasion.autoattack, eps=0.05),
 ])  # fmt: skip
 def test_the_server_takes_attacks_that_drop_images_on_their_way(
     attack: functools.partial, monkeypatch: pytest.MonkeyPatch
@@ -360,7 +360,7 @@ def test_the_server_takes_attacks_that_drop_images_on_their_way(
 @pytest.mark.parametrize("box", BOXES)
 def test_an_attack_of_radius_zero_on_the_server_changes_nothing_but_the_work(box: str) -> None:
     on, state = images(box=box)
-    still = functools.partial(attacks.pgd, eps=0.0, step=0.0, steps=2, start="none")
+    still = functools.partial(evasion.pgd, eps=0.0, step=0.0, steps=2, start="none")
     settings = {"server_optimizer": "sgd", "optimizer": "sgd"}
     plain, attacked = (list(small(box, on, state, server_attack=a, **settings)) for a in (None, still))
     for a, b in zip(plain, attacked, strict=True):
@@ -421,7 +421,7 @@ def test_adversarial_training_on_the_edge(box: str) -> None:
         assert isinstance(model, distillation.Edge)
         assert not model.training
         sizes.append(len(x))
-        return attacks.pgd(model, x, y, g, eps=8 / 255, step=2 / 255, steps=2)
+        return evasion.pgd(model, x, y, g, eps=8 / 255, step=2 / 255, steps=2)
 
     at = functools.partial(objectives.at, attack=attack)
     plain = list(small(box, on, state))

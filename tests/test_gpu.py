@@ -38,10 +38,10 @@ from fatbench.errors import FatbenchError
 from fatbench.methods import packages
 from fatbench.methods.aggregators import AGGREGATORS
 from fatbench.methods.algorithms import ALGORITHMS
-from fatbench.methods.attacks import ATTACKS
 from fatbench.methods.augmentations import AUGMENTS
 from fatbench.methods.defences import DEFENCES, Upload
 from fatbench.methods.diagnostics import DIAGNOSTICS
+from fatbench.methods.evasion import ATTACKS
 from fatbench.methods.inversions import INVERSIONS
 from fatbench.methods.objectives import OBJECTIVES, PROXIMALS
 from fatbench.models import MODELS

@@ -29,8 +29,8 @@ from fatbench.engine.randomness import generator
 from fatbench.engine.rounds import Context, Mixing, Problem, Round, State, Update
 from fatbench.methods.aggregators import AGGREGATORS
 from fatbench.methods.algorithms import ALGORITHMS
-from fatbench.methods.attacks import ATTACKS
 from fatbench.methods.defences import DEFENCES
+from fatbench.methods.evasion import ATTACKS
 from fatbench.methods.inversions import INVERSIONS, reads_of
 from fatbench.methods.inversions.april import without_block0_norm
 from fatbench.methods.objectives import PROXIMALS, standard

@@ -28,7 +28,7 @@ from fatbench.methods.adversaries import ADVERSARIES
 from fatbench.methods.aggregators import AGGREGATORS, uniform
 from fatbench.methods.algorithms import ALGORITHMS
 from fatbench.methods.algorithms.fedbn import normalisation
-from fatbench.methods.attacks import fgsm
+from fatbench.methods.evasion import fgsm
 from fatbench.methods.knowing_adversaries import _best, _line_search
 from fatbench.methods.objectives import at, standard
 from fatbench.suite import calls

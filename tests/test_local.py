@@ -17,7 +17,7 @@ from fatbench.engine.cohort import train_cohort
 from fatbench.engine.local import LocalTraining
 from fatbench.engine.optimizers import Moments, step
 from fatbench.engine.rounds import Problem
-from fatbench.methods import attacks, augmentations, objectives
+from fatbench.methods import augmentations, evasion, objectives
 from fatbench.methods.aggregators import AGGREGATORS
 from fatbench.methods.objectives import PROXIMALS
 from fatbench.testing import initial_state, small_problem
@@ -38,10 +38,10 @@ SETTINGS = {
 }
 LONG = {"efficientnet_lite0": pytest.mark.nightly}  # takes half a minute
 TRAINED_WHOLE = [model for model in models.MODELS if not model.startswith("edge_")]  # those are FedGKT's and FedVKD's
-PGD = functools.partial(attacks.pgd, eps=8 / 255, step=4 / 255, steps=2)
+PGD = functools.partial(evasion.pgd, eps=8 / 255, step=4 / 255, steps=2)
 KL = (
-    functools.partial(attacks.ATTACKS["pgd_kl"], eps=8 / 255, step=4 / 255, steps=2)
-    if "pgd_kl" in attacks.ATTACKS
+    functools.partial(evasion.ATTACKS["pgd_kl"], eps=8 / 255, step=4 / 255, steps=2)
+    if "pgd_kl" in evasion.ATTACKS
     else PGD
 )
 OBJECTIVES = {

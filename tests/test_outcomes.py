@@ -16,7 +16,7 @@ from fatbench.engine import accuracy, plausible
 from fatbench.engine.gradients import NoGradient
 from fatbench.engine.outcomes import NOT_FINITE, Ball, Seen, ball, is_correct, names_a_class
 from fatbench.engine.rounds import Problem
-from fatbench.methods.attacks import ATTACKS
+from fatbench.methods.evasion import ATTACKS
 from fatbench.models.external_network import Preprocessed
 from fatbench.report.numbers.doubts import DIRECTIONAL
 from fatbench.suite import calls

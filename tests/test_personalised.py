@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from fatbench.engine.local import Client, LocalTraining, train_client
 from fatbench.engine.rounds import Problem, Round, State
-from fatbench.methods import aggregators, attacks, objectives
+from fatbench.methods import aggregators, evasion, objectives
 from fatbench.methods.algorithms import ALGORITHMS
 from fatbench.methods.algorithms.fedbn import normalisation
 from fatbench.methods.algorithms.fedrbn import propagate, similarity
@@ -21,7 +21,7 @@ from fatbench.models.dual_norm import DualBatchNorm2d, on_attacked_images
 from fatbench.models.small_cnn import small_cnn
 from fatbench.models.vit import vit
 
-PGD = functools.partial(attacks.pgd, eps=8 / 255, step=4 / 255, steps=2)
+PGD = functools.partial(evasion.pgd, eps=8 / 255, step=4 / 255, steps=2)
 STANDARD = objectives.standard
 
 
@@ -148,7 +148,7 @@ def test_an_evaluation_says_through_which_statistics_and_by_which_it_predicts() 
     for through in ("clean", "attacked"):
         for predicts in ("clean", "attacked"):
             model.eval()
-            attacks.dual(model, x, y, torch.Generator(), attack=PGD, through=through, predicts=predicts)
+            evasion.dual(model, x, y, torch.Generator(), attack=PGD, through=through, predicts=predicts)
             model(x)
             assert seen == [through == "attacked"] * 2 + [predicts == "attacked"]
             seen.clear()

@@ -28,7 +28,7 @@ from fatbench.engine.accuracy import accuracy
 from fatbench.engine.local import Client, LocalTraining, copy_state, train_client
 from fatbench.engine.randomness import generator
 from fatbench.engine.rounds import Number, Problem
-from fatbench.methods import attacks, packages
+from fatbench.methods import evasion, packages
 from fatbench.methods.objectives import OBJECTIVES
 from fatbench.report import contrasts, sentences
 from fatbench.report.pairs import measured_numbers, pairs
@@ -44,7 +44,7 @@ from fatbench.suite import files, signatures
 from fatbench.suite.cells import Plan
 
 CPU = torch.device("cpu")
-FGSM = functools.partial(attacks.ATTACKS["fgsm"], eps=0.1)
+FGSM = functools.partial(evasion.ATTACKS["fgsm"], eps=0.1)
 
 
 @pytest.fixture

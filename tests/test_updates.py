@@ -16,8 +16,8 @@ from fatbench.engine.local import LocalTraining
 from fatbench.engine.rounds import Problem, Round, State
 from fatbench.errors import SpecError
 from fatbench.methods.algorithms.gradient_inversion import gradient_inversion
-from fatbench.methods.attacks import ATTACKS
 from fatbench.methods.defences import DEFENCES
+from fatbench.methods.evasion import ATTACKS
 from fatbench.methods.inversions import INVERSIONS
 from fatbench.methods.inversions.image_measures import matched
 from fatbench.methods.inversions.labels import LABELS, label_counts, rounded

@@ -20,7 +20,7 @@ from fatbench.engine.local import Client, LocalTraining, batches, class_counts, 
 from fatbench.engine.mixing import mix
 from fatbench.engine.randomness import generator
 from fatbench.engine.rounds import Context, Mixing, Problem, Stats, Update
-from fatbench.methods import attacks, objectives, robust_aggregators
+from fatbench.methods import evasion, objectives, robust_aggregators
 from fatbench.methods.aggregators import uniform
 from fatbench.methods.algorithms.fedbn import normalisation
 from fatbench.methods.algorithms.fedrbn import propagate
@@ -44,7 +44,7 @@ def calfat(folder: Path) -> list[Row]:
     """A round of three clients by `LocalUpdate.pgd_train` and `average_weights`, on our network, batches and noise."""
     problem = _clients()
     start = copy_state(problem.model)
-    attack = functools.partial(attacks.pgd_kl, eps=8 / 255, step=2 / 255, steps=10)
+    attack = functools.partial(evasion.pgd_kl, eps=8 / 255, step=2 / 255, steps=10)
     local = LocalTraining(
         batch=BATCH, lr=0.1, momentum=0.9, weight_decay=2e-3, epochs=2,
         objective=functools.partial(objectives.calfat_released, attack=attack),
@@ -136,7 +136,7 @@ def fedrbn(folder: Path) -> list[Row]:
     """Two AT users and an ST user by `train`, then the ST user's statistics by `copy_multi_dual_noise_bn`."""
     problem = replace(_clients(), model=_dual())
     start = copy_state(problem.model)
-    attack = functools.partial(attacks.pgd, eps=8 / 255, step=2 / 255, steps=7)
+    attack = functools.partial(evasion.pgd, eps=8 / 255, step=2 / 255, steps=7)
     at = LocalTraining(batch=BATCH, lr=0.01, objective=functools.partial(objectives.dual_at, attack=attack))
     locals = [at, at, replace(at, objective=objectives.standard)]
     ours = [train_client(Client(problem, start, k, 0), local).model for k, local in enumerate(locals)]

@@ -31,7 +31,7 @@ from fatbench.engine.cohort import draw_cohort
 from fatbench.engine.local import LocalTraining, batches
 from fatbench.engine.randomness import forked, generator
 from fatbench.engine.rounds import Problem, State, Tensors
-from fatbench.methods import aggregators, attacks, objectives
+from fatbench.methods import aggregators, evasion, objectives
 from fatbench.methods.algorithms.centralized import centralized
 from fatbench.methods.algorithms.fedavg import fedavg
 from fatbench.methods.algorithms.scaffold_sfat import scaffold_sfat
@@ -246,11 +246,11 @@ def central(folder: Path, name: str, dataset: str) -> Row:
 def training(objective: Any, dataset: str, epochs: int, proximal: Any = None) -> LocalTraining:
     """The release's local training: SGD 0.01, momentum 0.9, no weight decay, the inner attack of each objective."""
     eps, step = RADII[dataset]
-    inner: Any = _bound(attacks.pgd, eps=eps, step=step, steps=STEPS)
+    inner: Any = _bound(evasion.pgd, eps=eps, step=step, steps=STEPS)
     if objective is objectives.trades:
-        inner = _bound(attacks.pgd_kl, eps=eps, step=step, steps=STEPS)
+        inner = _bound(evasion.pgd_kl, eps=eps, step=step, steps=STEPS)
     if objective is objectives.mart:
-        inner = _bound(attacks.pgd, eps=eps, step=step, steps=STEPS, start="gaussian")
+        inner = _bound(evasion.pgd, eps=eps, step=step, steps=STEPS, start="gaussian")
     return LocalTraining(
         batch=BATCH, lr=0.01, objective=_bound(objective, attack=inner), epochs=epochs, momentum=0.9, proximal=proximal
     )
@@ -425,7 +425,7 @@ def evaluations(folder: Path) -> list[Row]:
                     words["category"], words["random"],
                 )  # fmt: skip
                 eps = 8 / 255 if dataset == "cifar10" else 4 / 255
-                made = attacks.ATTACKS[name](model, x, y, torch.Generator().manual_seed(1), eps=eps, **settings)
+                made = evasion.ATTACKS[name](model, x, y, torch.Generator().manual_seed(1), eps=eps, **settings)
                 value = float((made - theirs).abs().max())
                 said = f"eval_pgd.py --dataset {dataset}, {words['loss_fn']}, {words['perturb_steps']} steps"
                 rows.append(equal(f"sfat.attack.{dataset}.{name}", said, name, "output", value, 1e-6))

@@ -9,7 +9,7 @@
     objectives              what a client minimises; proximal terms
     partitions              which client holds which examples
     augmentations           what training does to a batch of images
-    attacks                 from images to adversarial images
+    evasion                 attacks from images to adversarial images
     corruptions             common corruptions, as attacks that need no model
     packages                attacks of other packages
     adversaries             what malicious clients do

@@ -2,7 +2,7 @@
 
     loss, correct = OBJECTIVES["trades"](model, x, y, generator, attack=attack, beta=6)
 
-`model`, `x`, `y`, `generator` are as in `fatbench.methods.attacks`; `attack` is an attack with its settings bound.
+`model`, `x`, `y`, `generator` are as in `fatbench.methods.evasion`; `attack` is an attack with its settings bound.
 `loss` is a scalar, the mean over the batch. `correct` (B,) bool says which of the training inputs (the adversarial
 ones, if any) the model classified correctly before the step. The attack sees the model in eval mode (no dropout,
 running batch-norm statistics, which it does not update), the loss in train mode, and the model is left in train mode
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from fatbench.engine.gradients import predict
 from fatbench.engine.randomness import uniform
-from fatbench.methods.attacks import pgd
+from fatbench.methods.evasion import pgd
 from fatbench.models.dual_norm import on_attacked_images
 from fatbench.suite.entry import Entry, Passes, ProximalEntry, passes
 from fatbench.suite.types import Attack, NonNegative, Positive, Probability, Radius, rounded_down

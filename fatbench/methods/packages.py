@@ -1,6 +1,6 @@
 """Attacks of other packages, and which package implements an attack.
 
-They are called like those of `fatbench.methods.attacks` and keep their contract: the model and all random states are
+They are called like those of `fatbench.methods.evasion` and keep their contract: the model and all random states are
 left as they were.
 """
 

@@ -48,7 +48,7 @@ TABLES = {
     "PreAggregator": ("fatbench.methods.preaggregators", "PREAGGREGATORS"),
     "Objective": ("fatbench.methods.objectives", "OBJECTIVES"),
     "Proximal": ("fatbench.methods.objectives", "PROXIMALS"),
-    "Attack": ("fatbench.methods.attacks", "ATTACKS"),
+    "Attack": ("fatbench.methods.evasion", "ATTACKS"),
     "Augment": ("fatbench.methods.augmentations", "AUGMENTS"),
     "Diagnostic": ("fatbench.methods.diagnostics", "DIAGNOSTICS"),
     "Defence": ("fatbench.methods.defences", "DEFENCES"),

@@ -310,7 +310,7 @@ def _question(axis: str, labels: Sequence[str], baseline: str) -> str:
     others = [label for label in labels if label != baseline]
     names = " and ".join(others) if len(others) <= 2 else f"{len(others)} {axis.removesuffix('s')}s"
     if len(others) < len(labels):
-        return f"{names} against {baseline}"
+        return f"{names} against {f'no {axis}' if baseline == 'none' else baseline}"
     suffixes = {"defence": " against gradient inversion", "attacker": " by gradient inversion"}
     return names + suffixes.get(axis, "")
 
