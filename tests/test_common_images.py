@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pandas
 import pytest
@@ -12,8 +13,7 @@ import pytest
 from fatbench import report
 from fatbench.engine.rounds import Number
 from fatbench.report.numbers.long import CUT, NOT_CUT, first_outcomes, on_common_images
-from fatbench.report.numbers.sources import Source
-from fatbench.report.numbers.statistics import OfClients
+from fatbench.report.numbers.sources import OwnImages, Source
 from fatbench.report.tables.sheet import Sheet
 from fatbench.store.stages import Store
 from fatbench.suite import files
@@ -79,14 +79,35 @@ def test_common_images_show_that_autoattack_is_the_strongest(grids: dict[str, Sh
     assert NOT_CUT.words not in report.render([grids["common"]], "markdown")
 
 
-def test_own_images_are_not_cut_and_a_mark_says_so() -> None:
-    """Two clients: 200 images under PGD, of which AutoAttack had 50."""
+def own_numbers(bits: int) -> tuple[pandas.DataFrame, list[str]]:
+    """Two clients of four and two images, of which AutoAttack had two and one: PGD's outcomes are 1001 and 10."""
     cell = SimpleNamespace(id="c", spec={"data": {"name": "digits"}})
-    numbers = [
-        (cell, Source.parse(name), 0.5, n, (), OfClients.of(0.5, n, (0.4, 0.6)))
-        for name, n in (("own_pgd", 200), ("own_autoattack", 50))
-    ]
-    frame = pandas.DataFrame(numbers, columns=["cell", "source", *CUT])
-    cut, shared = on_common_images(frame, pandas.Series([True, True]))
-    assert cut["n"].tolist() == [200, 50] and not shared
-    assert cut["doubts"].tolist() == [(NOT_CUT,), ()]
+    own = {
+        ("c", "pgd"): OwnImages({0: (0.5, 4), 1: (0.5, 2)}, {}, {0: 0.5, 1: 0.5}),
+        ("c", "aa"): OwnImages({0: (0.5, 2), 1: (1.0, 1)}, {}, {0: 0.5, 1: 0.5}),
+    }
+    outcomes = {"pgd": (0b1001_10, bits), "aa": (0b10_1, 3)}
+    stored: Any = SimpleNamespace(own=own, outcomes=lambda cell, stage: outcomes[stage])
+    rows = [
+        (cell, Source.parse(source), ("train", stage), value, n, (), own["c", stage].outcomes(value, n))
+        for source, stage, value, n in (
+            ("own_pgd", "pgd", 0.5, 6), ("own_aa", "aa", 0.75, 3), ("worst:own_pgd", "pgd", 0.5, 6)
+        )
+    ]  # fmt: skip
+    frame = pandas.DataFrame(rows, columns=["cell", "source", "stages", *CUT])
+    return on_common_images(frame, pandas.Series([True, True, True]), stored)
+
+
+def test_clients_are_judged_on_the_first_of_their_own_images_under_every_attack() -> None:
+    """By hand: client 0 has the first of its first two right, client 1 its first."""
+    cut, said = own_numbers(6)
+    assert cut["value"].tolist() == [0.75, 0.75, 0.5] and cut["n"].tolist() == [3, 3, 3]
+    assert [of.accuracies for of in cut["outcomes"][:2]] == [(0.5, 1.0), (0.5, 1.0)]
+    assert cut["doubts"].tolist() == [(), (), ()]
+    assert said == ["every attack on own images on the first ones of each client, which all of them have"]
+
+
+def test_own_images_whose_outcomes_are_not_stored_are_marked() -> None:
+    cut, _ = own_numbers(0)
+    assert cut["value"].tolist() == [0.5, 0.75, 0.5] and cut["n"].tolist() == [6, 3, 6]
+    assert cut["doubts"].tolist() == [(NOT_CUT,), (), (NOT_CUT,)]

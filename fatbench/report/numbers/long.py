@@ -204,24 +204,39 @@ def _by_client(asked: DataFrame, stored: Stored) -> dict[tuple[str, str, str], d
     return numbers
 
 
-def on_common_images(numbers: DataFrame, counted: Series) -> tuple[DataFrame, dict[str, int]]:
-    """(the numbers, each attack's on the images that all attacks on its data took, from `outcomes`; data -> how many).
+def on_common_images(numbers: DataFrame, counted: Series, stored: Stored) -> tuple[DataFrame, list[str]]:
+    """(the numbers, each attack's on the images that all attacks on its data took, from `outcomes`; what was done).
 
-    An attack takes the first n test images, so the common ones are those of the attack with the fewest. counted:
-    whether a number counts among these attacks.
+    An attack takes the first n test images, or n of each client's own, so the common ones are those of the attack with
+    the fewest. counted: whether a number counts among these attacks.
     """
-    rows = [*zip(*(numbers[name] for name in ("cell", "source", *CUT)), counted, strict=True)]
-    shared: dict[str, int] = {}
-    of_clients: dict[str, int] = {}  # cell -> own images under the attack with the fewest
-    for cell, source, value, n, _, of, counts in rows:
-        if counts and value is not None and n and source.of_images:
-            least, key = (of_clients, cell.id) if isinstance(of, OfClients) else (shared, repr(cell.spec["data"]))
-            least[key] = min(n, least.get(key, n))
+    rows = [*zip(*(numbers[name] for name in ("cell", "source", "stages", *CUT)), counted, strict=True)]
+    shared: dict[str, int] = {}  # data -> images
+    shared_own: dict[str, dict[int, int]] = {}  # cell -> client -> images
+    for cell, source, stages, value, n, _, of, counts in rows:
+        if not (counts and value is not None and n and source.of_images):
+            continue
+        if isinstance(of, OfClients):
+            sizes = stored.own[cell.id, stages[-1]].sizes
+            least = shared_own.get(cell.id, sizes)
+            shared_own[cell.id] = {k: min(size, sizes[k]) for k, size in least.items() if k in sizes}
+        else:
+            data = repr(cell.spec["data"])
+            shared[data] = min(n, shared.get(data, n))
     cut: list[tuple[Any, ...]] = []
-    for cell, source, value, n, doubts, of, _ in rows:
+    for cell, source, stages, value, n, doubts, of, _ in rows:
         count, (bits, total) = shared.get(repr(cell.spec["data"]), 0), of
         if isinstance(of, OfClients):
-            cut.append((value, n, (*doubts, NOT_CUT) if n > of_clients.get(cell.id, n) else doubts, of))
+            images, own = shared_own.get(cell.id, {}), stored.own[cell.id, stages[-1]]
+            bits, total = stored.outcomes(cell.id, stages[-1])
+            sizes = own.sizes
+            if images and sizes != images:
+                is_known = sizes.keys() == images.keys() and total == sum(sizes.values())
+                first = own.first(bits, total, images) if is_known else own
+                value, n = first.number(source) or (value, n)
+                doubts = doubts if is_known else (*doubts, NOT_CUT)
+                of = first.outcomes(value, n, source.of_images)
+            cut.append((value, n, doubts, of))
             continue
         if value is not None and source.of_images and 0 < count < n and total:
             bits, total = first_outcomes((bits, total), n, count)
@@ -229,7 +244,13 @@ def on_common_images(numbers: DataFrame, counted: Series) -> tuple[DataFrame, di
         elif value is not None and source.of_images and 0 < count < n:
             doubts = (*doubts, NOT_CUT)
         cut.append((value, n, doubts, (bits, total)))
-    return numbers.assign(**columns(CUT, cut)), shared
+    said = []
+    if shared:
+        counts = " or ".join(f"{n:,}" for n in dict.fromkeys(shared.values()))
+        said.append(f"every attack on the first {counts} test images, which all of them have")
+    if shared_own:
+        said.append("every attack on own images on the first ones of each client, which all of them have")
+    return numbers.assign(**columns(CUT, cut)), said
 
 
 def first_outcomes(outcomes: tuple[int, int], n: int, image_count: int) -> tuple[int, int]:
@@ -249,8 +270,8 @@ OWN, MINUS, FROM, TO = "", "minus", "from", "to"  # whose number it is: the poin
 
 def long(
     plan: Plan, points: Points, stored: Stored, evaluated: Sequence[Cell] = (), images: str = "all"
-) -> tuple[DataFrame, dict[str, int]]:
-    """(a row for each number of one seed of a table; data -> images that all its attacks have, where these are asked).
+) -> tuple[DataFrame, list[str]]:
+    """(a row for each number of one seed of a table; how its attacks were cut to the same images, where that is asked).
 
     Columns: row, group, column (positions in the table), side, cell, source, seed, value (None: not measured), n,
     stages, doubts, outcomes (bits, how many: of an evaluation), never (it will not be measured), chance (what random
@@ -271,8 +292,8 @@ def long(
     numbers = numbers.assign(**columns(("outcomes", "never"), known), chance=None)
     numbers.loc[logged.index, "chance"] = [*chances]
     if images != "common":
-        return numbers, {}
-    return on_common_images(numbers, numbers["side"].eq(OWN) & numbers["row"].lt(len(points.rows)))
+        return numbers, []
+    return on_common_images(numbers, numbers["side"].eq(OWN) & numbers["row"].lt(len(points.rows)), stored)
 
 
 def _outcomes(

@@ -203,6 +203,21 @@ class OwnImages:
                 found[k] = (bits >> (total - start) & (1 << images) - 1).bit_count() / images
         return found
 
+    @property
+    def sizes(self) -> dict[int, int]:
+        """Client -> its images."""
+        return {k: images for k, (_, images) in sorted({**self.accuracies, **self.unseen}.items())}
+
+    def first(self, bits: int, total: int, images: Mapping[int, int]) -> OwnImages:
+        """These clients on the first so many of their images; outcomes as in `shares`."""
+        end, found = total, {}
+        for k, size in self.sizes.items():
+            end -= size
+            rights = bits >> (end + size - images[k]) & (1 << images[k]) - 1
+            found[k] = rights.bit_count() / images[k], images[k]
+        accuracies, unseen = ({k: found[k] for k in of} for of in (self.accuracies, self.unseen))
+        return replace(self, accuracies=accuracies, unseen=unseen)
+
     def outcomes(self, value: float, n: int, is_mean: bool = True) -> OfClients:
         """A number over these clients as a test takes it."""
         accuracies = [accuracy for _, (accuracy, _) in sorted(self.accuracies.items())]
@@ -226,7 +241,8 @@ class OwnImages:
         if source.stage == "not_above_chance":
             at_chance = [not above_chance(*of_client, self.chances[k]) for k, of_client in clients.items()]
             return statistics.fmean(at_chance), n
-        value = over_clients(source, {k: accuracy for k, (accuracy, _) in clients.items()})
+        by_client = {k: accuracy for k, (accuracy, _) in clients.items()}
+        value = statistics.fmean(by_client.values()) if source.of_images else over_clients(source, by_client)
         return None if value is None else (value, n)
 
 

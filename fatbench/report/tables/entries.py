@@ -71,7 +71,7 @@ def _sheet(
     points, absent_reasons = Points.of(plan, table)
     if points is None:
         return None
-    numbers, shared_images = long(plan, points, stored, evaluated, images)
+    numbers, cut = long(plan, points, stored, evaluated, images)
     headings = [table.sources[heading] for heading in points.headings]
     entries = entries_of(numbers, len(points.rows) + len(evaluated), len(points.groups), headings)
     entries = _with_labels(entries, points, evaluated)
@@ -109,9 +109,7 @@ def _sheet(
         perturbation=model.perturbations_in_words((cell.spec["data"]["name"], cell.perturbation) for cell in cells),
         split=has_subgroups,
     )
-    if shared_images:
-        counts = " or ".join(f"{n:,}" for n in dict.fromkeys(shared_images.values()))
-        sheet.notes.append(("images", f"every attack on the first {counts} test images, which all of them have"))
+    sheet.notes.extend(("images", sentence) for sentence in cut)
     if table.ties and uncompared:
         sheet.notes.append(("not compared", f"{'; '.join(uncompared)}: another training objective (compare_across)"))
     sheet.notes.extend(("not compared", sentence) for sentence in confounders.sentences(confounded_by))
