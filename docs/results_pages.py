@@ -74,7 +74,8 @@ ROWS = {  # the first words of a suite's name -> the file of its rows, and the p
 HEADINGS = {"natural": "natural", "fgsm": "FGSM", "pgd7": "PGD-7", "pgd20": "PGD-20", "cw": "CW",
             "autoattack": "AutoAttack", "prior_worst:pgd20": "PGD-20, worst client",
             "pgd20, exact": "PGD-20; linear: exact",
-            "own_pgd20": "PGD-20, own images", "worst:own_pgd20": "own, worst client",
+            "own_pgd20": "PGD-20, own images", "own_autoattack": "AutoAttack, own images",
+            "worst:own_pgd20": "own, worst client",
             "worst:own_pgd20, if all were equal": "worst, if all were equal"}  # fmt: skip
 
 
