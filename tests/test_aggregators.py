@@ -188,6 +188,13 @@ def test_sfat_annealed() -> None:
     assert only == pytest.approx([0.1, 0.4, 0.5])
 
 
+@pytest.mark.parametrize("aggregator", ["sfat", "sfat_annealed", "resfat_deemph", "resfat_up_large"])
+def test_at_most_half_selected(aggregator: str) -> None:
+    slack = {"r": 0.5} if aggregator == "resfat_deemph" else {"alpha": 0.1}
+    with pytest.raises(ValueError, match=rf"{aggregator}: top=2 of 3 participants, but at most half of them \(1\)"):
+        mixing_of(aggregator, THREE, context(), top=2, **slack)
+
+
 @pytest.mark.parametrize(
     ("m", "top", "r", "total"),
     [(5, 1, 1.4, 0.931), (5, 1, 1.2, 0.963), (5, 1, 0.8, 1.0435), (5, 1, 0.6, 1.0952), (20, 4, 1.2, 0.990)],

@@ -91,12 +91,24 @@ def test_a_network_that_rounds_its_input_is_another_beside_clean_images(images) 
     assert not same_answers(answers(rounding(16).eval(), *clean), answers(rounding(32).eval(), *clean))
 
 
+def test_draws_of_the_global_generator_are_the_same_each_time(images) -> None:
+    noisy = Around(after=lambda logits: logits + torch.randn_like(logits))
+    assert same_answers(answers(noisy, *images), answers(noisy, *images))
+
+
 def test_of_a_network_with_draws_of_its_own_nothing_is_known(images) -> None:
     own = torch.Generator().manual_seed(0)
     noisy = Around(after=lambda logits: logits + torch.randn(logits.shape, generator=own))
     assert answers(noisy, *images) == {"random": True}
     assert same_answers({"random": True}, {"random": True})
     assert not same_answers({"random": True}, answers(Around(), *images))
+
+
+def test_what_either_side_lacks_says_nothing(images) -> None:
+    known = answers(network(), *images)
+    assert same_answers({}, known) and same_answers(known, {})
+    assert same_answers({"logits": known["logits"]}, known)
+    assert not same_answers({"signs": []}, known)
 
 
 def test_many_classes_are_kept_in_few_numbers(images) -> None:

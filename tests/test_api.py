@@ -88,6 +88,26 @@ def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
     return capsys.readouterr().out
 
 
+def test_importing_costs_nothing_and_names_stay_functions() -> None:
+    """Neither torch nor pandas; `fatbench.run` is the function also after the folder of that name was imported, and
+    every public name is still what it was after every submodule was.
+    """
+    code = (
+        "import importlib, pkgutil, sys, fatbench; assert 'torch' not in sys.modules and 'pandas' not in sys.modules;"
+        "from fatbench.runner import worker; import fatbench.runner.start;"
+        "assert fatbench.run is fatbench.api.run;"
+        "assert set(fatbench.__all__) <= set(dir(fatbench)); [getattr(fatbench, n) for n in fatbench.__all__];"
+        "assert 'torch' not in sys.modules;"
+        "[importlib.import_module(m.name) for m in pkgutil.iter_modules(fatbench.__path__, 'fatbench.')"
+        " if not m.name.endswith('__main__')];"
+        "assert all(callable(getattr(fatbench, n)) for n in fatbench.__all__ if n not in ('attacks', '__version__'));"
+        "assert callable(fatbench.attacks.pgd)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
+    with pytest.raises(AttributeError, match="module 'fatbench' has no attribute 'tabel'"):
+        _ = fatbench.tabel  # type: ignore[attr-defined]
+
+
 def test_suites_and_plan_are_those_of_the_command_line(
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -598,6 +618,39 @@ def test_attacks_as_objects_do_what_they_say(tmp_path: Path, monkeypatch: pytest
         fatbench.evaluate(zeros(), (x, y), torchattacks.FGSM(net))
 
 
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"eps": 8}, "^eps: expected a part of the pixel range"),
+        ({"attacks": "pgd-20"}, "^attacks: no attack is named 'pgd-20'.*did you mean 'pgd20'"),
+        ({"dataset": "digit"}, "did you mean 'digits'"),
+        ({"dataset": "dictionary"}, r"^dataset: .*fatbench\.register\(function, 'data'\)"),
+        ({"dataset": None}, "^dataset: name the data set, or a suite to go by"),
+        ({"mean": 0.3}, "^mean and std go together"),
+        ({"expect_natural": 95}, "^expect_natural: expected a fraction"),
+        ({"expect_natural": "0.95"}, "^expect_natural: expected a fraction"),
+        ({"n": -1}, "^n: expected a whole number of 1 or more, got -1"),
+        ({"n": 0}, "^n: expected a whole number"),
+        ({"n": True}, "^n: expected a whole number"),
+        ({"batch": 0}, "^batch: expected a whole number of 1 or more, got 0"),
+        ({"batch": 2.0}, "^batch: expected a whole number"),
+        ({"size": "8"}, "^size: expected a whole number"),
+        ({"seed": [0, 1]}, "^seed: expected a whole number of 0 or more"),
+        ({"dataset": (torch.zeros(4, 1, 8, 8), None)}, "y_test: expected integers"),
+        ({"model": {}}, "got a dict"),
+        ({"plugins": [flip]}, r"^plugins: expected files.*fatbench\.register"),
+    ],
+)
+def test_a_mistake_is_told_in_the_words_of_the_call(
+    change: dict[str, Any], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(DATASETS, "dictionary", flip)
+    with pytest.raises(SpecError, match=said) as caught:
+        fatbench.evaluate(**{"model": zeros(), "dataset": "digits", "attacks": ["fgsm"], "n": 20, **change})
+    shown = caught.value._render_traceback_()
+    assert len(shown) == 2 and str(caught.value) in shown[0] and "fatbench.evaluate(" in shown[1]
+
+
 # --- parts for a loop of one's own --------------------------------------------------------------------------------
 
 
@@ -730,6 +783,29 @@ def test_accuracies_are_fractions_in_what_is_asked_and_what_is_said() -> None:
     ) as said:
         fatbench.evaluate(module, "digits", ["fgsm"], n=60, expect_natural=0.9)
     assert "%" not in str(said.value).replace("95 % interval", "")
+
+
+def test_numbers_of_numpy_and_torch_are_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    uploads = torch.rand(7, 3)
+    expected = fatbench.aggregate("krum", uploads, byzantine=2)
+    for two in (numpy.int64(2), torch.tensor(2), numpy.array(2)):
+        assert torch.equal(fatbench.aggregate("krum", uploads, byzantine=two), expected)
+    net, x, y = nn.Sequential(nn.Flatten(), nn.Linear(16, 3)), torch.rand(4, 1, 4, 4), torch.tensor([0, 1, 2, 0])
+    moved = fatbench.attacks.pgd(
+        net, x, y, eps=numpy.float32(0.1), step=torch.tensor(0.1), steps=numpy.int64(1), seed=1
+    )  # type: ignore[arg-type]
+    assert torch.equal(moved, fatbench.attacks.pgd(net, x, y, eps=float(numpy.float32(0.1)), step=0.1, steps=1, seed=1))
+    plain = fatbench.make_suite("sfat-cifar10", base={"train": 60}, seeds=[1, 2])
+    assert fatbench.make_suite("sfat-cifar10", base={"train": numpy.int64(60)}, seeds=numpy.arange(1, 3)) == plain
+    changed = {"train": numpy.int64(60), "algorithm.local.lr": numpy.float64(0.5)}
+    seeds, where = numpy.arange(1), {"method": numpy.array(["FAT", "SFAT"])}
+    found = fatbench.plan("sfat-cifar10", preset="smoke", override=changed, seeds=seeds, where=where)
+    asked = fatbench.plan(
+        "sfat-cifar10", preset="smoke", override={"train": 60, "algorithm.local.lr": 0.5}, seeds=[0],
+        where="method in [FAT, SFAT]",
+    )  # fmt: skip
+    assert found["cell"].tolist() == asked["cell"].tolist() != []
 
 
 def test_a_suite_can_change_every_section_of_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

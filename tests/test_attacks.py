@@ -868,6 +868,13 @@ def coloured(channels: int) -> tuple[nn.Module, Tensor, Tensor]:
     return trained(x[100:], labels[100:].long(), 80), x[:100], labels[:100].long()
 
 
+@pytest.mark.parametrize("classes", [2, 3])
+def test_autoattack_refuses_fewer_than_four_classes(classes: int) -> None:
+    message = rf"AutoAttack needs at least 4 classes \(targeted DLR loss\), the model has {classes}"
+    with pytest.raises(packages.AttackError, match=message):
+        packages.autoattack(flat(classes), torch.rand(1, 1, 2, 2), torch.tensor([0]), generator(), eps=0.1)
+
+
 def test_autoattack_leaves_tracing_as_it_was() -> None:
     """The package's check for dynamic defences ends every trace, which would cut a coverage measurement short."""
 
@@ -994,6 +1001,17 @@ def test_what_torchattacks_raises_is_said_in_one_line() -> None:
     message = "^torchattacks.EADL1 failed: ZeroDivisionError: integer modulo by zero$"
     with pytest.raises(packages.AttackError, match=message):
         packages.torchattacks(conv(), *batch(2), generator(), attack="EADL1", max_iterations=2)
+
+
+def test_memory_that_runs_out_in_torchattacks_is_not_a_mistake_of_the_caller() -> None:
+    """So that the worker tries smaller batches."""
+
+    class Full(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            raise MemoryError("no room")
+
+    with pytest.raises(MemoryError, match="no room"):
+        packages.torchattacks(Full().eval(), *batch(2), generator(), attack="FGSM")
 
 
 @pytest.mark.parametrize("name", ["FAB", "CW", "DeepFool"])

@@ -71,6 +71,17 @@ def test_what_is_not_understood_is_named() -> None:
     assert read(grid, "t", Known()).unread == ["row 1, PGD: no accuracy is 130"]
 
 
+def test_a_frame_is_read_like_its_csv() -> None:
+    frame = pandas.DataFrame({"Method": ["FAT", "SFAT"], "PGD-20": [32.56, 37.14], "AA": [29.17, math.nan]})
+    found = fatbench.audit(frame, images=10000, baseline="FAT")
+    assert [*found.numbers] == list(LONG)
+    assert found.numbers[["method", "attack", "value", "role"]].values.tolist() == [
+        ["FAT", "pgd", 32.56, "baseline"], ["FAT", "autoattack", 29.17, "baseline"], ["SFAT", "pgd", 37.14, "proposed"],
+    ]  # fmt: skip
+    grouped = frame.set_index("Method").set_axis(pandas.MultiIndex.from_product([["SVHN"], ["PGD-20", "AA"]]), axis=1)
+    assert {*fatbench.audit(grouped).numbers["dataset"]} == {"SVHN"} and "SVHN" not in {*found.numbers["dataset"]}
+
+
 def test_results_are_read_with_their_labels() -> None:
     frame = pandas.DataFrame({
         "cell": ["a", "a", "b", "c"], "method": ["FAT", "FAT", "FAT", "SFAT"], "seed": [0, 0, 1, 0],

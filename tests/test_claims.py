@@ -94,6 +94,23 @@ def test_holm_and_paired_on_small_numbers():
     assert both is not None and at_most(both) == "15.2"
 
 
+FROM_TRAINED = {"samples": "FedAvg", "proximal": "FedProx", "fedgate": "FedGATE", "scaffold": "SCAFFOLD"}
+
+
+def from_trained(head: str = "vis") -> dict[tuple[str, str, int], dict[str, Any]]:
+    """(aggregator, training, seed) -> cell; the head "vis" is new, "cls" has learned with the rest."""
+    found = {}
+    for cell in cells("fat-transformers-trained-jpeg75-cpu.jsonl.xz"):
+        algorithm = cell["spec"]["algorithm"]
+        aggregator = setting(algorithm, "aggregator") or {"name": "samples"}
+        name = "proximal" if setting(algorithm, "proximal") else algorithm["name"]
+        method = FROM_TRAINED.get(name) or FROM_TRAINED.get(aggregator["name"]) or f"FedWAvg({aggregator['q']:g})"
+        training = "NT" if setting(algorithm, "objective")["name"] == "standard" else "AT"
+        if setting(cell["spec"]["model"], "head") == head:
+            found[method, training, cell["spec"]["seed"]] = cell
+    return found
+
+
 def packed(outcomes: list[np.ndarray]) -> list[tuple[int, int]]:
     """ImageOutcomes of each seed as `statistics` takes them."""
     return [(int("".join(map(str, one.astype(int))), 2), len(one)) for one in outcomes]
@@ -157,6 +174,26 @@ def test_adfl_against_plain_averaging():
     apart = [max(five) - min(five) for (_, round), five in weights.items() if round > 100]
     assert len(apart) == 8 * 50 and {len(five) for five in weights.values()} == {5}
     assert f"five weights differ by {show(float(np.mean(apart)), 3)} on average" in text
+
+
+def test_april_costs():
+    text = page("april.md")
+    names = {"gaussian": "Gaussian 0.01", "fixed_position": "fixed position", "pruning": "pruning 0.8",
+             "locked_binary": "locked, R = 0.8"}  # fmt: skip
+    right = {}
+    for cell in cells("april-jpeg75-cpu.jsonl.xz"):
+        algorithm = cell["spec"]["algorithm"]
+        if algorithm["name"] == "fedsgd" and setting(algorithm, "lr") == 0.001:
+            defence = setting(algorithm, "defence")
+            shown = names.get(defence["name"]) or (
+                f"R = {defence['mask_probability']}" if "mask_probability" in defence else "none"
+            )
+            right[shown] = outcomes(cell, "natural", 10)
+    none = right.pop("none")
+    assert len(right) == 7
+    ps = {shown: mcnemar(outcome, none) for shown, outcome in right.items()}
+    for (shown, outcome), corrected in zip(right.items(), holm(list(ps.values())), strict=True):
+        assert f"| {shown} | {show(100 * outcome.mean())} | {paired(outcome - none)[0]} | {p(corrected)} |" in text
 
 
 def test_april_attack_names_every_masked_image():
@@ -258,6 +295,12 @@ def audit(name: str, partition: str) -> Audit:
     return Audit(found, last)
 
 
+def spread(right: list[np.ndarray]) -> str:
+    """Mean and sample deviation in per cent, of one array of 0 and 1 a seed."""
+    values = [100 * float(one.mean()) for one in right]
+    return f"{show(np.mean(values))} ±{show(np.std(values, ddof=1))}"
+
+
 class Difference(NamedTuple):
     """A row minus FAT under an attack: points of each seed, and over seeds and images, p uncorrected."""
 
@@ -301,6 +344,143 @@ def bounded(file: str) -> dict[str, dict[int, dict[str, Any]]]:
         name = {"centralized": "pooled", "local_only": "local only"}.get(algorithm["name"], federated)
         found.setdefault(name if model == "small_cnn" else model, {})[cell["spec"]["seed"]] = cell
     return found
+
+
+def test_what_federation_costs() -> None:
+    """Against pooled training, a linear network's exact worst case, and clients alone with seven of thirty seeds."""
+    found, text = bounded("fat-bounds-fmnist25.jsonl.xz"), " ".join(page("bounds.md").replace("**", "").split())
+    right: dict[tuple[str, str], dict[int, np.ndarray]] = {}
+    for name, by_seed in found.items():
+        for seed, cell in sorted(by_seed.items()):
+            for stage in cell["stages"]:
+                if stage["status"] == "done" and (attack := stage["stage"].partition("-")[0]) != "train":
+                    right.setdefault((name, attack), {})[seed] = outcomes(cell, attack, 12)
+    methods = ("pooled", "SFAT", "CalFAT", "MixFAT", "FedTRADES")
+    for name in ("constant", "linear", "local only", "standard training", "FAT", *methods):
+        row = [spread([*right[name, a].values()]) for a in ("natural", "pgd20", "cw", "autoattack")]
+        exact = spread([*right[name, "exact"].values()]) if name in ("constant", "linear") else "--"
+        assert f"| {name} | {len(right[name, 'natural'])} | {' | '.join(row)} | {exact} |" in text
+
+    def against(name: str, other: str, attack: str) -> statistics.SeedsAndImages:
+        ours, theirs = right[name, attack], right[other, attack]
+        seeds = sorted(ours.keys() & theirs.keys())
+        assert seeds == [*range(10, 17 if other == "local only" else 40)]
+        n = len(ours[seeds[0]])  # local only has each image for five networks
+        return crossed([ours[seed] for seed in seeds], [theirs[seed] for seed in seeds], n)
+
+    declared = {(name, attack): against(name, "FAT", attack)
+                for name in methods
+                for attack in ("natural", "autoattack")}  # fmt: skip
+    corrections = dict(zip(declared, holm([both.p for both in declared.values()]), strict=True))
+    for ((name, attack), both), corrected in zip(declared.items(), corrections.values(), strict=True):
+        heading = {"natural": "natural", "autoattack": "AutoAttack"}[attack]
+        assert f"| {name} - FAT | {heading} | {difference(both)} | {p(corrected)} |" in text
+    attacked = {(name, "FAT"): against(name, "FAT", "pgd20") for name in methods}
+    others = {(name, "linear"): against(name, "linear", "autoattack") for name in ("pooled", "CalFAT", "FAT")}
+    others[("FAT", "local only")] = alone = against("FAT", "local only", "autoattack")
+    for family in (attacked, others):
+        for ((name, other), both), corrected in zip(family.items(), holm([b.p for b in family.values()]), strict=True):
+            assert f"| {name} - {other} | {difference(both)} | {p(corrected)} |" in text
+    strong, unattacked, mixed = (declared[key] for key in (
+        ("pooled", "autoattack"), ("CalFAT", "natural"), ("MixFAT", "natural")))  # fmt: skip
+    sfat, calfat, mixfat, trades = (declared[name, "autoattack"] for name in methods[1:])
+    below = f"FAT is {show(100 * strong.mean)} points below pooled training under AutoAttack"
+    assert f"{below} (95 % interval {interval(strong)}; 30 seeds, 500 images)." in text
+    by_seed = [
+        {name: {round: value for (round, client), value in numbers(found[name][seed], "monitor").items() if client < 0}
+         for name in ("pooled", "FAT")}
+        for seed in range(10, 40)
+    ]  # fmt: skip
+    early, later, last = (
+        show(100 * np.mean([monitored["pooled"][round] - monitored["FAT"][round] for monitored in by_seed]))
+        for round in (4, 8, 12)
+    )
+    assert f"the gap was {early}, {later} and {last} points after 4, 8 and 12 rounds." in text
+    above = f"{show(100 * alone.mean)} points above clients that train alone under AutoAttack ({interval(alone)})"
+    alone_mean, fat_mean, pooled_mean = (
+        np.mean([right[name, "autoattack"][seed].mean() for seed in range(10, 17)])
+        for name in ("local only", "FAT", "pooled")
+    )
+    share = (fat_mean - alone_mean) / (pooled_mean - alone_mean)
+    low, high = fieller(*(
+        np.array([right[name, "autoattack"][seed].mean() - right["local only", "autoattack"][seed].mean()
+                  for seed in range(10, 17)])
+        for name in ("FAT", "pooled")
+    ))  # fmt: skip
+    covered = f"{show(100 * share, 0)} % ({show(100 * low, 0)} to {show(100 * high, 0)}) of the way from"
+    assert f"On the 7 seeds of local only, FAT is {above}." in text
+    assert f"There it covers {covered.removesuffix(' from')} to pooled training;" in text
+    front = " ".join(page("../README.md").split())
+    assert f"federation costs adversarial training (FAT) {show(100 * strong.mean)} points under AutoAttack" in front
+    assert f"under AutoAttack ({interval(strong)}, 30 seeds)." in front
+    assert all(both.low > -0.02 and both.high < 0.02 for both in (sfat, mixfat))  # "within the declared margin of 2"
+    assert min(corrections[name, "autoattack"] for name in ("CalFAT", "FedTRADES")) > 0.05  # "not shown to differ"
+    within, other = ([f"{show(100 * both.mean)} ({interval(both)})" for both in pair]
+                     for pair in ((sfat, mixfat), (calfat, trades)))  # fmt: skip
+    assert f"within the declared margin of 2 points of FAT, each by itself: {within[0]} and {within[1]}." in text
+    wide, narrow = ([both.mean + sign * both.half(1 - 0.05 / 5) for sign in (-1, 1)] for both in (sfat, mixfat))
+    assert max(map(abs, narrow)) < 0.02 < max(map(abs, wide))
+    ends = [f"({show(100 * low)} to {show(100 * high)})" for low, high in (narrow, wide)]
+    assert f"Corrected for five comparisons MixFAT still is {ends[0]}, SFAT is not {ends[1]}." in text
+    assert "SFAT, CalFAT, MixFAT and FedTRADES are not shown to differ from FAT" in front
+    images = {attack: {len(each) for (_, on), of in right.items() if on == attack for each in of.values()}
+              for attack in ("autoattack", "pgd20")}  # fmt: skip
+    of_clients = {5 * n for n in (500, 2000)}  # local only has each image for five networks
+    assert images["autoattack"] - of_clients == {500} and images["pgd20"] - of_clients == {2000}
+    looks = "This is the third look at these comparisons" in text and "radius was chosen by a pilot" in text
+    assert looks and "We chose a hard task by a pilot run" in front
+    first, second = (p(corrections[name, "autoattack"]) for name in ("CalFAT", "FedTRADES"))
+    assert f"not shown to differ from FAT: {other[0]} and {other[1]}, p {first} and {second} after Holm." in text
+    gain = f"CalFAT gains {show(100 * unattacked.mean)} points ({interval(unattacked)})"
+    assert f"{gain}, MixFAT {show(100 * mixed.mean)} ({interval(mixed)})." in text
+    each = [100 * float(right["SFAT", "pgd20"][s].mean() - right["FAT", "pgd20"][s].mean()) for s in range(10, 40)]
+    sd = float(np.std(each, ddof=1))
+    said = re.search(r"a standard deviation of (\S+) points over seeds under PGD-20 \((\S+) to (\S+), 95 %, boot", text)
+    assert said is not None and said[1] == show(sd)
+    drawn = stats.bootstrap((each,), lambda x, axis: np.std(x, axis=axis, ddof=1), method="percentile", rng=1)
+    low, high = drawn.confidence_interval
+    assert [float(said[2]), float(said[3])] == pytest.approx([low, high], abs=0.11)
+    needed = re.search(r"with power 0.8 from (\d+) seeds on \((\d+) to (\d+)\)", text)
+    assert needed is not None
+    exact, fewest, most_seeds = map(int, needed.groups())
+    assert t_power(2 / sd, exact - 1) < 0.8 <= t_power(2 / sd, exact)
+    for drawn_, seeds in ((low, fewest), (high, most_seeds)):
+        assert t_power(2 / drawn_, seeds - 2) < 0.8 <= t_power(2 / drawn_, seeds + 2)
+
+
+def fieller(parts: np.ndarray, wholes: np.ndarray) -> tuple[float, float]:
+    """The 95 % interval of mean(parts) / mean(wholes), paired: the ratios r at which mean(parts - r wholes) is not
+    significantly other than 0.
+    """
+    (a, ab), (_, b) = np.cov(parts, wholes) / len(parts)
+    most = stats.t.ppf(0.975, len(parts) - 1) ** 2
+    x, y = parts.mean(), wholes.mean()
+    low, high = sorted(np.roots([y**2 - most * b, -2 * (x * y - most * ab), x**2 - most * a]))
+    return float(low), float(high)
+
+
+def test_most_of_the_variance_of_fat_is_the_split_s() -> None:
+    """The parts of the variance from the F statistic of a one-way analysis: ten splits, three trainings of each."""
+    text = " ".join(page("bounds.md").split())
+    for attack, heading in (("natural", "natural"), ("pgd20", "PGD-20")):
+        splits: dict[int, list[float]] = {}
+        for cell in cells("fat-variance-fmnist25.jsonl.xz"):
+            accuracy = 100 * outcomes(cell, attack, 12).mean()
+            splits.setdefault(cell["spec"]["partition"]["split_seed"], []).append(accuracy)
+        assert {len(accuracies) for accuracies in splits.values()} == {3} and len(splits) == 10
+        f = stats.f_oneway(*splits.values()).statistic
+        ratios = f, f / stats.f.ppf(0.975, 9, 20), f / stats.f.ppf(0.025, 9, 20)
+        part, low, high = (show(100 * (ratio - 1) / (ratio + 2), 0) for ratio in ratios)
+        within = float(np.mean([np.var(accuracies, ddof=1) for accuracies in splits.values()]))
+        between = within * (f - 1) / 3
+        deviations = f"{show(between**0.5)} | {show(within**0.5)} |"
+        assert f"| {heading} | {part} % ({low} to {high}) | {deviations}" in text
+
+
+def t_power(effect: float, n: int) -> float:
+    """Of a two-sided t test at 5 % of n differences whose mean is so many standard deviations."""
+    most, shift = stats.t.ppf(0.975, n - 1), effect * n**0.5
+    return float(stats.nct.sf(most, n - 1, shift) + stats.nct.cdf(-most, n - 1, shift))
 
 
 def test_pilots_of_the_task() -> None:
@@ -413,3 +593,19 @@ def test_quoted_sentences_stand_on_their_pages():
     }
     for name, sentence in quoted:
         assert sentence in " ".join(page(name).replace("**", "").split()), name
+
+
+def test_what_the_page_on_transformers_says_of_weights():
+    """FedWAvg(10) under AT: one of five clients has all the weight in round 4 with a new head alone."""
+    heaviest = {}
+    for head in ("vis", "cls"):
+        three = [numbers(from_trained(head)["FedWAvg(10)", "AT", seed], "weight") for seed in (6, 7, 8)]
+        heaviest[head] = [max(v for (at, _), v in weights.items() if at == 4) for weights in three]
+    assert min(heaviest["vis"]) > 0.995 and max(heaviest["cls"]) < 0.5
+    at_q_1 = [
+        weight
+        for (aggregator, _, _), cell in from_trained().items()
+        if aggregator != "FedWAvg(10)"
+        for weight in numbers(cell, "fedwavg_weight").values()
+    ]
+    assert len(at_q_1) == 5 * 2 * 3 * 20 * 5 and min(at_q_1) > 0.165 and max(at_q_1) < 0.235

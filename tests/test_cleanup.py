@@ -9,12 +9,13 @@ import sqlite3
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import fuzzing
 import pytest
 
 from fatbench.engine.rounds import Number
-from fatbench.errors import MachineError, SpecError
+from fatbench.errors import MachineError, SpecError, Unavailable
 from fatbench.store import cleanup, folder, jsonl
 from fatbench.store.integrity import check
 from fatbench.store.schema import REPLICATES
@@ -161,6 +162,24 @@ def test_of_two_that_claim_a_folder_at_once_one_gets_it(tmp_path: Path, monkeypa
         assert folder.belongs(one, files)
 
 
+def test_no_database_is_made_that_would_not_get_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Refused for the folder's owner, for a file in its place, for a folder that cannot be made."""
+    files, two = tmp_path / "files", tmp_path / "two.db"
+    with folder.opened(str(tmp_path / "one.db"), files), folder.opened(str(tmp_path / "one.db"), files) as one:
+        assert folder.belongs(one, files)
+    monkeypatch.setenv("FATBENCH_FILES", str(files))
+    code, said = fuzzing.program("run", "suite", "sfat-cifar10", "--smoke", "--db", str(two))
+    assert code == 2 and "another database" in said and "not of" in said
+    (tmp_path / "file").touch()
+    for place, reason in ((tmp_path / "file", "File exists"), (tmp_path / "file" / "below", "Not a directory")):
+        with pytest.raises(Unavailable, match=f"cannot make .*: {reason}"), folder.opened(str(two), place):
+            pass
+    monkeypatch.setattr(os, "access", lambda path, mode: str(path) != str(files.with_name("free")))
+    with pytest.raises(Unavailable, match="free: Permission denied"), folder.opened(str(two), tmp_path / "free"):
+        pass
+    assert not list(tmp_path.glob("two*"))
+
+
 def test_two_databases_in_one_folder_lose_no_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`clean` of the second used to remove the models of the first, whose cells it does not know."""
     monkeypatch.setenv("FATBENCH_FILES", str(tmp_path / "files"))
@@ -199,6 +218,44 @@ def test_a_copy_is_whole_while_somebody_writes(store: Store, tmp_path: Path) -> 
     assert [file.name for file in tmp_path.glob(".copy*")] == []
 
 
+def test_a_copy_is_on_the_disk_before_it_has_its_name(store: Store, tmp_path: Path, monkeypatch: Any) -> None:
+    """Synced before it is linked; what appears under its name meanwhile is not replaced."""
+    if store.database.path is None:
+        return
+    copy, steps = tmp_path / "copy.db", []
+    sync, link = os.fsync, os.link
+    monkeypatch.setattr(os, "fsync", lambda handle: (steps.append("fsync"), sync(handle)))
+    monkeypatch.setattr(os, "link", lambda a, b: (steps.append("link"), link(a, b)))
+    cleanup.backup(store, copy)
+    assert steps[:2] == ["fsync", "link"]
+    copy.unlink()
+    monkeypatch.setattr(os, "link", lambda a, b: (copy.write_text("somebody's"), link(a, b)))
+    with pytest.raises(SpecError, match="exists: name a new file"):
+        cleanup.backup(store, copy)
+    assert copy.read_text() == "somebody's" and [file.name for file in tmp_path.glob(".copy*")] == []
+
+
+def test_a_copy_by_a_user_who_may_only_read_is_not_torn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their reading takes no lock: what is written meanwhile is noticed."""
+    path, copy = tmp_path / "x.db", tmp_path / "copy.db"
+    Store.open(str(path), create=True).close()
+    with Store.open(str(path)) as store:
+        monkeypatch.setattr(cleanup, "mode", lambda path: cleanup.IMMUTABLE)
+        connect = store.database.connect
+
+        class Slow(sqlite3.Connection):
+            def backup(self, *arguments: Any, **options: Any) -> None:
+                super().backup(*arguments, **options)
+                os.utime(path)
+
+        monkeypatch.setattr(store.database, "connect", lambda: sqlite3.connect(path, factory=Slow))
+        with pytest.raises(Unavailable, match=r"x\.db was written while it was copied: run the command again$"):
+            cleanup.backup(store, copy)
+        assert not copy.exists()
+        monkeypatch.setattr(store.database, "connect", connect)
+        assert cleanup.backup(store, copy) == copy.stat().st_size
+
+
 # --- the commands ------------------------------------------------------------------------------------------------
 
 
@@ -232,6 +289,16 @@ def test_the_commands_of_the_page_about_results(tmp_path: Path, monkeypatch: pyt
     )
     assert fuzzing.program("delete", "a")[0] == 2
     assert fuzzing.program("delete", "--unused", "--db", "no.db")[0] == 4
+
+
+def test_what_names_a_suite_and_a_cell_deletes_neither(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("aaaa.yaml").write_text("name: aaaa\n")
+    with Store.open("r.db", create=True) as made:
+        made.add_cell(A, {"seed": 1})
+    code, message = fuzzing.program("delete", "aaaa", "--db", "r.db")
+    assert code == 2 and "is both a suite and a cell" in message
+    assert fuzzing.program("delete", "aaaaa", "-n", "--db", "r.db") == (0, f"{A}\n1 cell would be deleted\n")
 
 
 def test_a_replicate_after_a_deleted_one_has_a_number_of_its_own(tmp_path: Path) -> None:

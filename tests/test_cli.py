@@ -428,6 +428,14 @@ def test_a_package_that_is_missing_is_said_before_a_run_begins(place, run, monke
     assert sorted(os.listdir()) == ["tiny.yaml"]
 
 
+def test_a_status_of_a_database_that_is_not_there_says_so(place, run):
+    """Where it was named, so that a slip is no empty answer; without a name nothing has been run yet."""
+    for name in ([], ["tiny.yaml"]):
+        said = "fatbench: no.db does not exist: nothing has been run yet\n"
+        assert run("status", *name, "--db", "no.db") == (4, "", said)
+    assert "0 done, 0 failed, 0 running, 2 todo" in run("status", "tiny.yaml")[1]
+
+
 def test_an_attack_that_is_written_out_is_run_and_shown(run, place):
     (place / "tiny.yaml").write_text(TINY)
     own = ("--attack", "{name: pgd, steps: 3, step: 2/255}", "--attack", "near={name: fgsm, eps: 2/255}")

@@ -15,10 +15,11 @@ from fatbench.report.contrasts import Difference, compare
 from fatbench.report.numbers.doubts import Doubt
 from fatbench.report.numbers.stored import Measurement
 from fatbench.report.pairs import Pair, pairs
-from fatbench.report.sentences import exploratory, points_up, record
+from fatbench.report.sentences import FLOOR, conclusion, exploratory, points_up, record
 from fatbench.store import jsonl
 from fatbench.store.stages import Store
 from fatbench.suite import files
+from fatbench.suite.standard_attacks import did_you_mean_metric
 
 RESULTS = Path(__file__).parent.parent / "results"
 SUITE = ["--suite", "sfat-audit", "--preset", "jpeg75-precision"]
@@ -130,6 +131,22 @@ def test_points_are_rounded_up(fraction: float, said: str) -> None:
     assert points_up(fraction) == said
 
 
+def test_small_p_values() -> None:
+    found = compared(["1" * 1000] * 8, ["0" * 1000] * 8)
+    assert "p < 1e-6" in text_of(found) and "=> significantly different (p < 0.05)" in text_of(found)
+
+
+def test_other_attacks_are_not_compared() -> None:
+    """A metric is an attack, its settings, n and batch: the name alone is not enough."""
+    sides = ({"pgd-aa": Measurement(0.5, 2, None)}, {"pgd-bb": Measurement(0.5, 2, None)})
+    with pytest.raises(NothingMatched, match="no evaluation in common"):
+        compare([Pair((), 0, "a", "b")], lambda _: sides[0], lambda _: sides[1])
+    with pytest.raises(SpecError, match=r"^metric: nothing is measured as 'pdg' \(did you mean 'pgd'\?\)"):
+        compare([Pair((), 0, "a", "b")], lambda _: sides[0], lambda _: sides[1], ["pdg"])
+    assert did_you_mean_metric("AA", ["pgd20", "autoattack"]) == " (did you mean 'autoattack'?)"
+    assert did_you_mean_metric("pgd-20", ["pgd20", "autoattack"]) == " (did you mean 'pgd20'?)"
+
+
 # --- which cells are paired --------------------------------------------------------------------------------------
 
 
@@ -223,3 +240,12 @@ def test_files_databases_and_cells(db: str, run: Any) -> None:
     code, _, err = run("compare", "aggregator=sfat", "aggregator=samples", "--db", db)
     expected = "fatbench: --suite: 'aggregator=sfat' and 'aggregator=samples' are rows: name their suite"
     assert (code, err) == (2, f"{expected} ({db} has sfat-audit (jpeg75-cpu))\n")
+
+
+def test_nothing_is_said_of_size_between_two_numbers_at_the_floor() -> None:
+    found = replace(compared(["1" * 500 + "0" * 500] * 5, ["1" * 498 + "0" * 502] * 5), margin=1.0)
+    lines = list(conclusion(found))
+    assert any("equivalent" in line for line in lines) and any("at most" in line for line in lines)
+    sides = tuple(tuple(replace(n, doubts=(Doubt("majority", 0.1),)) for n in side) for side in found.numbers)
+    at_floor = "\n".join(conclusion(replace(found, numbers=sides)))
+    assert FLOOR in at_floor and "at most" not in at_floor and "equivalent" not in at_floor

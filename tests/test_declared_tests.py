@@ -16,7 +16,7 @@ from fatbench.report.numbers.statistics import contrast, holm
 from fatbench.report.numbers.stored import Measurement
 from fatbench.report.sentences import points_up
 from fatbench.store.stages import Store
-from fatbench.suite import files
+from fatbench.suite import files, filters
 from fatbench.suite.cells import Cell, Plan
 from fatbench.suite.files import Suite
 
@@ -301,6 +301,29 @@ def test_a_filter_chooses_what_is_shown_and_corrects_nothing_less(db: str, run: 
     assert (len(whole), families("-k", "method=SFAT")) == (9, whole)
     code, _, err = run(*asked[:-2], "-k", "method=MART")
     assert code != 0 and "method is never 'MART'" in err
+
+
+def test_comparisons_of_a_filter_and_missing_seeds(tmp_path: Path) -> None:
+    suite = written(tmp_path, "tests: {family: f, metrics: [fgsm], contrasts: {p: {A: 1, B: -1}, q: {C: 1, D: -1}}}\n")
+    plan = suite.plan("paper")
+    found = contrasts.family(suite.tests[0], plan, pretended(plan))
+
+    def text(where: str, seeds: tuple[int, ...] = (0, 1, 2)) -> str:
+        only = {cell.id for cell in filters.select(plan, where).cells}
+        return sentences.family(found, suite.tests[0], plan, "last", only, seeds)
+
+    said = text("method=C and dataset=SVHN")
+    assert said.startswith("none of 4 comparisons significant") and "1 of them match the filter" in said
+    assert "at 0.05 / 4 (at 0.05)" in said and "q SVHN fgsm" in " ".join(said.split())
+    assert said.count(" 0, 1, 2") == 1 and "seeds of the preset" not in said
+    assert "not all 4 seeds of the preset are tested" in text("method=C", (0, 1, 2, 3))
+    some = replace(found[0], cells=frozenset())
+    assert "family 'f': none of its 1 comparison matches" in sentences.family(
+        [some], suite.tests[0], plan, "last", {"0"}
+    )
+    assert sentences.family([], suite.tests[0], plan, "last") == (
+        "suite four, preset paper: family 'f' is of points of the grid that are not in this preset\n"
+    )
 
 
 def test_a_formula_has_what_is_subtracted_last() -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from fatbench.engine.rounds import Number
-from fatbench.runner import gpu_estimates, progress, start, worker
+from fatbench.runner import calibrate, gpu_estimates, progress, start, worker
 from fatbench.runner.jobs import Machine
 from fatbench.store import timing
 from fatbench.store.stages import Store
@@ -99,6 +99,31 @@ def test_a_algorithm_that_deploys_a_model_a_client_is_attacked_as_often() -> Non
     assert works["fedvkd"] == works["fedgkt"] == 2 * works["fedavg"] == 2 * works["fedaux"]
 
 
+def test_what_begins_and_ends_a_stage_is_added(plan: Plan) -> None:
+    """10 s beside the rate of a training of which looking at the model takes 800 passes at 0.005 s: 6 s; 1 s of PGD."""
+    known = duration.speeds([Timed(plan, None, 400, 2.0, 12.0), Timed(plan, "pgd", 100, 5.5, 6.5)])
+    assert known.overhead == pytest.approx((10 - 800 * 5.5 / 1100, 1.0))
+
+
+@pytest.mark.parametrize("part", ["data", "monitor", "attack"])
+def test_stages_with_a_name_that_is_unknown_here_are_left_out(plan: Plan, part: str, run: Run) -> None:
+    """A plug-in's data set in the database, or its attack, is no reason why another suite cannot be planned."""
+    timed = Timed(plan, "pgd", 100, 5.0, 6.0)
+    if part == "attack":
+        timed.attack = {**PGD, "name": "of_a_plugin"}
+    else:
+        timed.spec = {**timed.spec, part: {"name": "of_a_plugin"}}
+    assert duration.speeds([timed]) == duration.Speeds()
+    known = duration.speeds([Timed(plan, "pgd", 100, 5.0, 6.0)])
+    assert known.attacks and duration.speeds([timed, Timed(plan, "pgd", 100, 5.0, 6.0)]) == known
+    with Store.open("plan.db", create=True) as store:
+        store.add_cell("a", timed.spec)
+        claimed = store.claim("a", "pgd-1@4", suite="s", total=80, settings=timed.attack, provenance={"device": "cpu"})
+        assert claimed is not None
+        store.finish(claimed, [Number("seconds", 4.0, 4)])
+    assert run("plan", "suite", "short.yaml", "--db", "plan.db")[0] == 0
+
+
 def test_what_is_measured_comes_from_this_machine_alone(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Passes and seconds of rounds; an attack's images."""
     with Store.open(url, create=True) as store:
@@ -162,6 +187,19 @@ def test_a_calibration_knows_all_cells_of_a_plan(plan: Plan, run: Run) -> None:
     assert code == 0
     assert time["seconds"] > 0 and (time["unknown"], time["done"], time["bound"]) == (0, 0, False)
     assert sorted(path.name for path in Path().iterdir()) == ["short.yaml"]
+
+
+def test_a_calibration_takes_one_cell_of_a_kind_and_none_that_is_known(plan: Plan, tmp_path: Path) -> None:
+    assert [cell.id for cell in calibrate.samples(plan.unique(), duration.Speeds())] == [plan.cells[0].id]
+    known = duration.speeds([Timed(plan, None, 1, 1.0, None),
+                             *(Timed(plan, e.label, 1, 1.0, None) for e in plan.cells[0].evaluations)])  # fmt: skip
+    assert calibrate.samples(plan.unique(), known) == []
+    job = calibrate.job(plan.cells[0], plan, tmp_path)
+    assert [e.label for e in job.evaluations] == ["natural", "pgd"]  # AutoAttack stops early at what learned nothing
+    more = calibrate.job(plan.cells[0], plan, tmp_path, (4, 128))  # and later with more work, as much as there is
+    assert (more.spec["train"], more.spec["test"], {e.n for e in more.evaluations}) == (200, 50, {40})
+    assert job.spec["algorithm"]["rounds"] == 2 and job.spec["train"] <= 200 and job.spec["test"] == 32
+    assert {evaluation.n for evaluation in job.evaluations} == {32} and job.cell != plan.cells[0].id
 
 
 # --- on a GPU that is not here ------------------------------------------------------------------------------------
@@ -248,6 +286,15 @@ def test_a_worker_chooses_for_each_cell() -> None:
     auto = Machine("", "", "", "cuda:1", precision="fp32", path="auto")
     assert worker.path_of(job, auto) == worker.path_of(job, replace(auto, device="cpu", path="graphs")) == "graphs"
     assert worker.path_of(job, replace(auto, device="cpu")) == worker.path_of(job, replace(auto, path="loop")) == "loop"
+
+
+def test_recorded_steps_were_never_slower_where_both_were_measured() -> None:
+    """What `auto` rests on: a network for which it is otherwise would need a rule that knows it."""
+    times: dict[tuple[str, ...], dict[str, float]] = {}
+    for gpu, name, images, bits, path, seconds in measurements():
+        times.setdefault((gpu, name, str(images), bits), {})[path] = seconds
+    both = [paths["loop"] / paths["graphs"] for paths in times.values() if len(paths) == 2]
+    assert len(both) >= 24 and min(both) >= 1
 
 
 @pytest.mark.parametrize(

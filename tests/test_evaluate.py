@@ -17,6 +17,7 @@ import numpy
 import pytest
 import torch
 from crew import SUITE as CREW
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 import fatbench
@@ -274,6 +275,21 @@ def test_a_file_s_digest_and_its_network_s_are_stored(here: Path, run: Run) -> N
     assert {name.rpartition(".")[2]: value.tolist() for name, value in model.items()} == {
         name.rpartition(".")[2]: value.tolist() for name, value in state.items()
     }
+
+
+def test_safetensors_and_wrapped_states_are_the_same_model(here: Path, run: Run) -> None:
+    """Names with "module." (DataParallel) and a dictionary around the state, as training scripts write them."""
+    state = torch.load(here / "my.pt", weights_only=True)
+    save_file(state, here / "my.safetensors")
+    torch.save({"net": {f"module.{k}": v for k, v in state.items()}, "epoch": 3}, here / "wrapped.pth")
+    for name in ("my.safetensors", "wrapped.pth"):
+        external = evaluate_external.from_file(here / name, "my_model.py:make")
+        said = networks.load(network := external.build((1, 8, 8), 10), name, external.state)
+        assert said == ("wrapped.pth: names without 'module.' before them" if name == "wrapped.pth" else "")
+        assert all(torch.equal(value, state[key]) for key, value in network.state_dict().items())
+    for options in ("", " --dataset digits"):  # a run's models end so, too
+        code, _, err = run(f"fatbench evaluate my.safetensors{options}")
+        assert code == 2 and "my.safetensors is no checkpoint of a run; a state dict needs --model" in err
 
 
 # --- what a network sees ------------------------------------------------------------------------------------------

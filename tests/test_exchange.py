@@ -17,7 +17,7 @@ import pytest
 import result_files
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from sqlalchemy import select
+from sqlalchemy import select, update
 from typer.testing import CliRunner
 
 from fatbench import api, packed
@@ -29,7 +29,7 @@ from fatbench.store.grid_points import Point
 from fatbench.store.integrity import check
 from fatbench.store.jsonl import ExchangeError, import_
 from fatbench.store.rows import dumps
-from fatbench.store.schema import CELLS
+from fatbench.store.schema import CELLS, RUNS, STAGES
 from fatbench.store.stages import Store
 
 pytest_plugins = ("databases",)
@@ -159,6 +159,38 @@ def test_a_compressed_file_and_one_of_version_1_are_the_same_results(tmp_path: P
         with Store.open(str(tmp_path / f"{first.name}.db"), create=True) as store:
             assert (import_(store, first)["new numbers"], import_(store, second)["new numbers"]) == (7, 0)
             assert exported(store) == text
+
+
+@pytest.mark.parametrize("name", ["r.jsonl.gz", "r.jsonl.xz"])
+def test_a_compressed_file_that_is_cut(empty: Store, lines: list[str], tmp_path: Path, name: str) -> None:
+    with (tmp_path / name).open("wb") as handle, packed.text_writer(handle, name) as text:
+        text.writelines(lines)
+    whole = (tmp_path / name).read_bytes()
+    for cut in (20, len(whole) // 2, len(whole) - 9):
+        (tmp_path / name).write_bytes(whole[:cut])
+        with pytest.raises(ExchangeError, match=f"^{re.escape(str(tmp_path / name))}: (damaged|ends after)"):
+            import_(empty, tmp_path / name)
+        assert empty.cells() == {}
+
+
+def test_lists_that_do_not_fit_are_named(empty: Store, lines: list[str], tmp_path: Path) -> None:
+    for change in (lambda b: b[1].append(4), lambda b: b[3].update(w=[]), lambda b: b.__setitem__(2, [1, 2, 3])):
+        cell = json.loads(lines[2])
+        change(cell["stages"][1]["numbers"][0])
+        file = put(tmp_path, "".join([*lines[:2], dumps(cell), "\n"]))
+        unchanged(empty, file, "{}:3: stages.1.numbers.0: its lists differ in length")
+
+
+def test_series_of_clients_may_be_left_out(store: Store, other: Store, tmp_path: Path) -> None:
+    """The digests are of what is left; what is known of more stays when less is imported."""
+    fill(store)
+    exchange.export(store, tmp_path / "few.jsonl", without=["w", "loss"])
+    assert import_(other, tmp_path / "few.jsonl")["new numbers"] == 5
+    assert {row["metric"] for row in other.measurements()} == {"loss", "pgd20"}, "loss is of no client"
+    before = content(store)
+    assert import_(store, tmp_path / "few.jsonl")["new numbers"] == 0 and content(store) == before
+    assert import_(other, put(tmp_path, exported(store)))["new numbers"] == 1
+    assert content(other)[2] == before[2]
 
 
 def test_suites_that_share_a_cell_travel_with_it(store: Store, other: Store, tmp_path: Path) -> None:
@@ -340,6 +372,29 @@ def check_of(store: Store) -> str:
     return check(str(store.database.path) if store.database.path else url)
 
 
+def test_a_dead_run_here_is_no_live_one(store: Store, other: Store, tmp_path: Path) -> None:
+    for place in (store, other):
+        place.add_cell("a", {"seed": 1})
+    store.finish(claim(store, "a", "train"), [Number("loss", 0.5, 1)])
+    run = claim(other, "a", "train")
+    with other.database.writing() as connection:
+        connection.execute(update(RUNS).where(RUNS.c.id == run).values(pid=2**22 + 1))
+    assert import_(other, put(tmp_path, exported(store)))["new stages"] == 1
+
+
+def test_a_run_whose_versions_are_not_known(other: Store, tmp_path: Path) -> None:
+    with Store.open(str(tmp_path / "here.db"), create=True) as here:
+        attacked(here)
+        text = exported(here)
+    head, line, _ = text.split("\n")
+    cell = json.loads(line)
+    for run in cell["runs"]:
+        run["versions"] = None
+    text = resealed(f"{head}\n{dumps(cell)}\n")
+    import_(other, put(tmp_path, text))
+    assert as_rows(exported(other)) == text and [run["versions"] for run in other.runs()] == [{}, {}]
+
+
 def test_the_settings_of_an_attack_travel(store: Store, other: Store, tmp_path: Path) -> None:
     """A stage without them, as another program may write it, is taken in without."""
     store.add_cell("a", {"seed": 1})
@@ -439,6 +494,27 @@ def test_a_field_that_cannot_be(empty: Store, lines: list[str], tmp_path: Path, 
 
     file = put(tmp_path, "".join(lines[:2]) + changed(lines[2], change))
     unchanged(empty, file, "{}:3: " + message)
+
+
+def test_more_lines_than_promised(empty: Store, lines: list[str], tmp_path: Path) -> None:
+    file = put(tmp_path, "".join([*lines, lines[2]]))
+    unchanged(empty, file, "{}:4: more cells than the 2 that the first line promises")
+
+
+def test_files_that_are_no_text(empty: Store, tmp_path: Path) -> None:
+    file = tmp_path / "model.pt"
+    file.write_bytes(b"\x80\x02\xff")
+    unchanged(empty, file, "{}: not a text file; expected one written by 'fatbench export'")
+
+
+def test_a_run_of_another_cell(empty: Store, lines: list[str], tmp_path: Path) -> None:
+    uid = json.loads(lines[1])["runs"][0]["uid"]
+    file = put(tmp_path, "".join(lines[:2]) + resealed(changed(lines[2], lambda c: c["runs"][0].update(uid=uid))))
+    unchanged(empty, file, f"{{}}:3: run {uid} is also in line 2")
+    last = file.read_text().splitlines()[2]
+    import_(empty, put(tmp_path, "".join([lines[0].replace("2", "1", 1), lines[1]])))
+    file = put(tmp_path, "".join([lines[0].replace("2", "1", 1), last]))
+    unchanged(empty, file, f"{{}}:2: contradicts what is here: run {uid} is of cell a; nothing was imported")
 
 
 def test_what_is_taken_in_is_what_was_checked(
@@ -549,6 +625,24 @@ def test_a_file_is_whole_or_not_there(empty: Store, tmp_path: Path, monkeypatch:
     assert [p.name for p in file.parent.iterdir()] == ["results.jsonl"]
 
 
+def test_a_file_that_cannot_be_read(empty: Store, tmp_path: Path) -> None:
+    for file, reason in ((tmp_path / "no.jsonl", "No such file or directory"), (tmp_path, "Is a directory")):
+        with pytest.raises(MachineError, match=f"^cannot read {re.escape(str(file))}: {reason}$"):
+            import_(empty, file)
+
+
+def test_a_stage_nobody_ran(store: Store, other: Store, tmp_path: Path) -> None:
+    """A row without a run (no command makes one yet) travels too."""
+    store.add_cell("a", {"seed": 1})
+    store.release(claim(store, "a", "train"))
+    with store.database.writing() as connection:
+        connection.execute(update(STAGES).values(status="todo", run=None))
+    text = exported(store)
+    import_(other, put(tmp_path, text))
+    assert exported(other) == text
+    assert claim(other, "a", "train")
+
+
 # --- values and outcomes -----------------------------------------------------------------------------------------
 
 
@@ -607,6 +701,21 @@ def test_an_edited_database_is_neither_whole_nor_exported(tmp_path: Path) -> Non
     for command in (["show", "a"], ["export", "--format", "csv"]):
         result = CliRunner().invoke(app, [*command, "--db", path])
         assert isinstance(result.exception, DatabaseError) and said.partition(";")[0] in str(result.exception)
+
+
+@pytest.mark.parametrize("command", [["show", "a"], ["export", "--format", "csv"]])
+def test_no_command_ends_in_a_traceback_on_a_damaged_record(tmp_path: Path, command: list[str]) -> None:
+    """Text that is no JSON any more, wherever it is read first: the same sentence as that of `db check`."""
+    path = str(tmp_path / "x.db")
+    with Store.open(path, create=True) as store:
+        attacked(store)
+    with sqlite3.connect(path) as connection:
+        for table, column in (("cells", "spec"), ("runs", "extra"), ("runs", "versions"), ("stages", "record")):
+            connection.execute(f"UPDATE {table} SET {column} = '{{\"a\"(1}}'")
+    connection.close()
+    result = CliRunner().invoke(app, [*command, "--db", path])
+    assert isinstance(result.exception, DatabaseError), result.exception
+    assert re.search(r"x\.db is damaged: cells a to a: it cannot be read \(Expecting", str(result.exception))
 
 
 @pytest.mark.parametrize("step", [8, pytest.param(1, marks=pytest.mark.nightly)])
@@ -689,6 +798,31 @@ def test_no_flipped_bit_of_a_file_is_imported(flips: int, tmp_path: Path) -> Non
     assert refused > flips / 4
 
 
+@pytest.mark.parametrize(
+    ("content", "is_one"), [(b"{", True), (b'{"cells":1}\n', True), (b"", False), (b"SQL{", False)]
+)
+def test_an_export_begins_with_a_brace(content: bytes, is_one: bool, tmp_path: Path) -> None:
+    (tmp_path / "x").write_bytes(content)
+    assert exchange.is_export(tmp_path / "x") is is_one
+    with pytest.raises(MachineError, match=r"cannot read .*y: No such file"):
+        exchange.is_export(tmp_path / "y")
+
+
+def test_lines_come_a_hundred_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first line is no cell; a part ends with the line that goes beyond PART characters."""
+    head = json.dumps({"format": "fatbench results", "schema_version": 1, "cells": 205}) + "\n"
+    file = put(tmp_path, head + "12345678\n" * 205)
+    with exchange.read_parts(file) as (promised, _, parts):
+        found = list(parts)
+    assert promised == 205 and [len(part) for part in found] == [100, 100, 5]
+    assert [number for part in found for number, _ in part] == list(range(2, 207))
+    assert {line for part in found for _, line in part} == {"12345678\n"}
+    monkeypatch.setattr(exchange, "PART", 27)
+    with exchange.read_parts(file) as (_, _, parts):
+        assert [len(part) for part in parts] == [4] * 51 + [1]
+    assert (exchange.BATCH, exchange.LINE) == (100, 2**26)
+
+
 EDITED = {  # what is edited: where the message of the export says so; a NULL is beyond what SQLite would write
     "UPDATE stages SET status = 'dond' WHERE stage = 'train'": r"CHECK constraint failed in stages",
     "UPDATE runs SET status = 'dond' WHERE stage = 'train'": r"CHECK constraint failed in runs",
@@ -743,6 +877,25 @@ def test_what_no_line_says_is_checked_too(edit: str, message: str, tmp_path: Pat
     connection.close()
     with pytest.raises(DatabaseError, match=f"is damaged: {message}"):
         check(path)
+
+
+def test_long_lines_are_judged_as_they_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first of many long bad lines ends it before the others are read; a line without an end is refused by name."""
+    head = json.dumps({"format": "fatbench results", "schema_version": 1, "cells": 9}) + "\n"
+    monkeypatch.setattr(exchange, "PART", 1000)
+    file = tmp_path / "long.jsonl"
+    file.write_text(head + ("x" * 2000 + "\n") * 9)
+    read: list[int] = []
+    real = exchange.translated
+    monkeypatch.setattr(exchange, "translated", lambda line, *said: (read.append(len(line)), real(line, *said))[1])
+    with exchange.read_parts(file) as (_, _, parts):
+        assert [len(part) for part in parts] == [1] * 9
+    with pytest.raises(exchange.ExchangeError, match=r"long\.jsonl:2: "):
+        exchange.check(None, file)
+    assert read == [2001]
+    monkeypatch.setattr(exchange, "LINE", 1500)
+    with pytest.raises(exchange.ExchangeError, match=r"long\.jsonl:2: a line of more than 1500 characters is no cell"):
+        exchange.check(None, file)
 
 
 def test_sentences_in_the_names_of_older_numbers_become_codes(store: Store, other: Store, tmp_path: Path) -> None:

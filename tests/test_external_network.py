@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import members
@@ -14,7 +15,9 @@ import torch
 from torch import nn
 
 import fatbench
-from fatbench.errors import FatbenchError
+from fatbench.engine.setup import Runtime, network_of
+from fatbench.errors import FatbenchError, SpecError
+from fatbench.models import external_network as networks
 
 LINEAR = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
 
@@ -141,3 +144,48 @@ def test_weights_of_another_type_are_evaluated(dtype: torch.dtype) -> None:
     expected = fatbench.evaluate(LINEAR, (x, y), ["fgsm"]).accuracy
     found = fatbench.evaluate(copy.deepcopy(LINEAR).to(dtype), (x, y), ["fgsm"]).accuracy
     assert found == (expected if dtype == torch.float64 else pytest.approx(expected, abs=0.1))
+
+
+LAZY = """
+from torch import nn
+
+def make():
+    return nn.Sequential(nn.Flatten(), nn.LazyLinear(16), nn.LazyBatchNorm1d(), nn.Dropout(0.5), nn.LazyLinear(10))
+"""
+
+
+def test_lazy_layers_of_a_file_take_their_sizes_from_the_images(tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text(LAZY)
+    trained = networks.network(f"{tmp_path}/net.py:make", (1, 8, 8), 10)
+    assert trained.training and trained[1].in_features == 64
+    torch.save(trained.state_dict(), tmp_path / "lazy.pt")
+    built = networks.network(f"{tmp_path}/net.py:make", (1, 8, 8), 10)
+    networks.load(built, "lazy.pt", torch.load(tmp_path / "lazy.pt"))
+    x = torch.rand(3, 1, 8, 8)
+    assert torch.equal(built.eval()(x), trained.eval()(x))
+    with pytest.raises(SpecError, match=r"holds another network's weights: 1\.weight is 16x64, 16x81 needed"):
+        networks.load(networks.network(f"{tmp_path}/net.py:make", (1, 9, 9), 10), "lazy.pt", built.state_dict())
+
+
+class Rescales(nn.Module):
+    """Changes its images in place, or not."""
+
+    def __init__(self, in_place: bool) -> None:
+        super().__init__()
+        self.linear, self.in_place = nn.Linear(64, 10), in_place
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear((x.sub_(0.1).div_(0.9) if self.in_place else (x - 0.1) / 0.9).flatten(1))
+
+
+def test_a_network_of_a_suite_that_changes_its_images_gets_its_own_copy() -> None:
+    """TRADES passes the same images twice, and an attack asks for their gradient."""
+    runtime, x = Runtime(Path(), torch.device("cpu")), torch.rand(3, 1, 8, 8)
+    changing, other = (
+        network_of(runtime, 0, lambda shape, classes, way=way: Rescales(way), (1, 8, 8), 10) for way in (True, False)
+    )
+    kept = x.clone()
+    assert torch.equal(changing(x), other(x)) and torch.equal(x, kept) and changing.training
+    gradients = [torch.autograd.grad(m(leaf := x.clone().requires_grad_()).sum(), leaf)[0] for m in (changing, other)]
+    assert torch.equal(*gradients)
+    assert not other._forward_pre_hooks

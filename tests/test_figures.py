@@ -16,6 +16,7 @@ from typing import Any
 import measured
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 from PIL import Image
 from safetensors.numpy import save_file
 
@@ -23,9 +24,10 @@ from fatbench import report
 from fatbench.engine.rounds import Number
 from fatbench.errors import MachineError, NothingMatched, SpecError
 from fatbench.report import contrasts, sentences
-from fatbench.report.figures import artifacts, forest, plots, series, styles
+from fatbench.report.figures import artifacts, forest, panel_kinds, plots, series, styles
 from fatbench.report.formats import records
 from fatbench.report.numbers.doubts import Doubt
+from fatbench.report.numbers.sources import Source
 from fatbench.report.numbers.stored import Measurement
 from fatbench.report.tables.entries import sheets
 from fatbench.store.stages import Store
@@ -168,7 +170,7 @@ def test_mean_and_spread_over_seeds_round_by_round(drawn: Suite) -> None:
     assert [point.mean for point in found.points] == pytest.approx([0.25, 0.35])
     assert [point.std for point in found.points] == pytest.approx([0.1 / math.sqrt(2)] * 2)
     assert [point.seeds for point in found.points] == [(1, 2), (1, 2)]
-    assert not found.partial
+    assert not found.partial(found.points)
     assert line(plot, "attacked", split="even", method="Uniform").points[1].mean == pytest.approx(0.425)
     said = dict(plot.notes)
     assert said["suite"] == "drawn, preset paper"
@@ -381,6 +383,13 @@ def more(change: tuple[str, str] = ("", "")) -> Suite:
     return files.load("drawn.yaml")
 
 
+def test_points_of_several_conditions(drawn: Suite) -> None:
+    suite = more()
+    plot = plot_of(build(suite, suite.plan(), rows_of(suite.plan())), "some")
+    keys = [tuple(one.key.values()) for one in plot.panels[0].lines]
+    assert keys == [("skewed", "FAT"), ("even", "Uniform")]
+
+
 def test_differences_seed_by_seed_beside_published_ones(drawn: Suite) -> None:
     """Uniform has 0.5 more than FAT at each seed, in class 1 a quarter of that; seed 2 of FAT lacks, so it has none."""
     suite = more()
@@ -503,6 +512,40 @@ def axes_of(plot: series.Plot, files: Path | None = None) -> list[Any]:
     """matplotlib's axes of a plot of one page."""
     [(names, panels)] = plots.paged(plot)
     return plots.page_of(plot, names, panels, files).axes
+
+
+def test_a_line_far_below_all_others_does_not_flatten_them() -> None:
+    """Four lines between 40 and 60; a fifth at 20 is a number at the edge, at 30 it is within the axis."""
+
+    def axes_with(lowest: float) -> Any:
+        means = {"a": (0.4, 0.5), "b": (0.45, 0.55), "c": (0.5, 0.6), "d": (0.42, 0.58), "e": (lowest, lowest)}
+        panel = series.Panel({}, [
+            series.Line({"method": method}, "PGD", Source.parse("train:monitor"), None,
+                        [series.SeriesPoint(i + 1, mean, None, (0,)) for i, mean in enumerate(of)], 1, ("x",))
+            for method, of in means.items()
+        ])  # fmt: skip
+        axes = Figure().subplots()
+        looks = {method: styles.Style("#000000", 0) for method in means}
+        panel_kinds.curves(panel, axes, lambda line: line.key["method"], looks)
+        panel_kinds.leave_out_below(panel, axes, lambda line: line.key["method"], looks)
+        return axes
+
+    axes = axes_with(0.2)
+    assert axes.get_ylim()[0] == pytest.approx(34) and axes.texts[0].get_text().startswith("e: 20 ")
+    axes = axes_with(0.3)
+    assert axes.get_ylim()[0] < 30 and not axes.texts
+
+
+def test_lines_of_one_dimension_differ_in_colour_and_style(drawn: Suite, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(panel_kinds, "FEW", 2)
+    plan = drawn.plan()
+    plot = plot_of(build(drawn, plan, rows_of(plan)), "weights")
+    axes = axes_of(plot)
+    assert [(one.get_color(), one.get_linestyle()) for one in axes[0].get_lines()] == [
+        (styles.COLOURS[0], "-"), (styles.COLOURS[1], "--"),
+    ]  # fmt: skip
+    assert [text.get_text() for text in axes[0].figure.legends[0].get_texts()] == ["client 1", "client 2"]
+    assert axes[0].get_ylabel() == "weight"
 
 
 # --- what rounds keep --------------------------------------------------------------------------------------------
@@ -661,6 +704,13 @@ def test_the_forest_plot_has_a_row_a_method_and_a_panel_an_attack(drawn: Suite) 
     assert "mean over 2 seeds" in forest.caption(found) and "mean over 2 seeds" in axes[0].figure.get_supxlabel()
     alone = [replace(one, seeds=(1,), test=None) for one in found]
     assert forest.caption(alone, "SMOKE") == "SMOKE. Differences in points, not tested; dot: one seed."
+
+
+def test_a_baseline_is_a_label_and_where_none_is_named_nothing_is_guessed(drawn: Suite) -> None:
+    assert written(("baseline: FAT", "baseline: Uniform")).plan().baseline == ("method", "Uniform")
+    assert contrasts.from_baseline(written(("baseline: FAT\n", "")).plan(), lambda cell: {}) == []
+    with pytest.raises(SpecError, match=r"drawn\.yaml:\d+: baseline: no axis has the label 'FATT'"):
+        written(("baseline: FAT", "baseline: FATT"))
 
 
 @pytest.mark.parametrize(

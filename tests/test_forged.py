@@ -131,8 +131,47 @@ def test_a_forgery_with_new_digests_and_outcomes_is_found_by_running_it_again(
     assert "natural (last) of cell" in out and "is 100.00 % there and" in out
 
 
+def of_runs(change: Callable[[dict[str, Any]], dict[str, Any]]) -> Callable[[Any], None]:
+    """Change columns of every run; JSON columns are given as data."""
+
+    def applied(connection: Any) -> None:
+        for row in connection.execute(RUNS.select()).all():
+            new = change({"versions": json.loads(row.versions), "extra": json.loads(row.extra)})
+            values = {key: json.dumps(value) if key in ("versions", "extra") else value for key, value in new.items()}
+            connection.execute(update(RUNS).where(RUNS.c.id == row.id).values(**values))
+
+    return applied
+
+
 def elsewhere(row: dict[str, Any]) -> dict[str, Any]:
     return {"versions": {**row["versions"], "torch": "2.11.0"}, "device": "cpu (Intel Xeon)"}
+
+
+def test_results_that_say_another_machine_are_not_believed_where_training_gives_the_same_bits(
+    honest: Path, verify_: Call, tmp_path: Path
+) -> None:
+    code, out, err = verify_(changed(honest, tmp_path, of_runs(elsewhere)))
+    assert code == 0, out + err
+    assert "(tolerance 0: training gave the same bits here)" in out.splitlines()[0]
+
+
+def one_image_more(connection: Any) -> None:
+    """An evaluation whose first wrong image is right: 1.67 points."""
+    row = connection.execute(OUTCOME_CHUNKS.select()).one()
+    bits = f"{int.from_bytes(row.bits):0{8 * len(row.bits)}b}"
+    assert "0" in bits[: row.n]
+    better = int(bits[: row.n].replace("0", "1", 1) + bits[row.n :], 2).to_bytes(len(row.bits))
+    connection.execute(OUTCOME_CHUNKS.update().values(bits=better))
+    of = select(ROUND_METRICS.c.id).where(ROUND_METRICS.c.metric == "natural", ROUND_METRICS.c.stage != "train")
+    right = (bits[: row.n].count("1") + 1) / row.n
+    connection.execute(update(VALUES).where(VALUES.c.round_metric.in_(of)).values(value=right))
+
+
+def test_a_file_does_not_choose_its_tolerance_by_the_name_of_a_cpu(honest: Path, verify_: Call, tmp_path: Path) -> None:
+    """Less than two points more, and "Intel Xeon" in every run."""
+    code, out, _ = verify_(changed(honest, tmp_path, lambda c: (of_runs(elsewhere)(c), one_image_more(c))))
+    assert code == 1 and "(tolerance 0: training gave the same bits here)" in out.splitlines()[0]
+    assert "differs: natural (last) of cell" in out
 
 
 def test_a_training_number_counts(honest: Path, verify_: Call, tmp_path: Path) -> None:

@@ -132,6 +132,15 @@ def test_what_comes_seldom_is_not_recorded(taped: list[int]) -> None:
     assert not taped
 
 
+def test_the_tape_refuses_what_a_capture_refuses() -> None:
+    """Else nothing above would say anything of a GPU."""
+    x, stranger = torch.ones(3), Generator()
+    with pytest.raises(RuntimeError, match="not permitted when stream is capturing"):
+        tape.capture(lambda: x if x.sum() > 2 else -x, [])
+    with pytest.raises(RuntimeError, match="the graph does not know"):
+        tape.capture(lambda: torch.rand(3, generator=stranger), [])
+
+
 def test_a_tape_computes_nothing_when_it_records_and_draws_anew_when_it_replays() -> None:
     w, noise = torch.zeros(3), Generator().manual_seed(1)
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import json
 import os
 import subprocess
 import sys
+import threading
 import tracemalloc
 import weakref
 from collections.abc import Callable, Iterator
@@ -20,6 +22,7 @@ import data_layouts as layouts
 import numpy as np
 import pytest
 import torch
+from pandas import DataFrame
 
 from fatbench import settings, testing
 from fatbench.data import DATASETS, common, decoded, own
@@ -30,6 +33,8 @@ from fatbench.engine.rounds import Number, State
 from fatbench.engine.setup import Runtime, setup
 from fatbench.errors import MachineError
 from fatbench.methods.algorithms import ALGORITHMS
+from fatbench.report.figures import series
+from fatbench.report.numbers.sources import Source
 from fatbench.runner import checkpoints, worker
 from fatbench.runner.jobs import Job, Machine
 from fatbench.store import cell_records, document, jsonl
@@ -265,6 +270,14 @@ def test_an_array_is_found_by_what_its_files_hold(images: Path, decodings: list[
     assert not (changed.train_images == before.train_images).all() and changed.fingerprint != same.fingerprint
 
 
+def test_in_memory_and_in_the_cache_are_the_same(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mapped = read_folder(images)
+    monkeypatch.setattr(decoded, "SMALL", 1 << 30)
+    held = read_folder(images)
+    assert not isinstance(held.train_images, np.memmap) and held.fingerprint == mapped.fingerprint
+    assert (held.train_images == mapped.train_images).all() and (held.test_images == mapped.test_images).all()
+
+
 def test_all_damaged_files_are_named_before_any_is_decoded(images: Path, decodings: list[Path]) -> None:
     files = sorted((images / "train").glob("*/*"))
     for file in (files[3], files[50]):
@@ -276,6 +289,44 @@ def test_all_damaged_files_are_named_before_any_is_decoded(images: Path, decodin
         all(str(files[i]) in str(refused.value) for i in (3, 50, 60)) and str(refused.value).count("not an image") == 3
     )
     assert len([file for file in decodings if file not in files]) == 0
+
+
+def test_what_ends_decoding_ends_it_soon(images: Path, decodings: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C, or a worker that is asked to stop: what is left of a set is not decoded, and nothing stays behind."""
+    monkeypatch.setattr(decoded, "CHUNK", 2)
+    monkeypatch.setattr(os, "cpu_count", lambda: 1)  # one thread, which waits for the first word
+    heard, pixels, total = threading.Event(), decoded._pixels, 100
+
+    def waits(*given: Any) -> Any:
+        if len(decodings) >= 2:
+            heard.wait(5)
+        return pixels(*given)
+
+    monkeypatch.setattr(decoded, "_pixels", waits)
+
+    def stop(what: str, done: int, n: int) -> None:
+        if what.startswith("decoding"):
+            threading.Timer(0.2, heard.set).start()
+            raise decoded.Interrupted
+
+    with decoded.progress(stop), pytest.raises(decoded.Interrupted):
+        read_folder(images)
+    assert 0 < len(decodings) < total
+    assert not list((settings.cache_folder() / "decoded").glob(".decoding-*"))
+
+
+def test_without_room_in_the_cache_images_are_decoded_into_memory(
+    images: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    assert not isinstance(read_folder(images).train_images, np.memmap)
+    assert not list((settings.cache_folder() / "decoded").iterdir())
+    monkeypatch.setattr(settings, "available_memory", lambda: 20_000.0)
+    with pytest.raises(MachineError, match=r"decoded images take .* GB; .*decoded has .* GB left.*XDG_CACHE_HOME"):
+        read_folder(images)
 
 
 def test_a_cell_reads_a_mapped_set_as_one_in_memory(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -366,6 +417,23 @@ def test_a_state_is_written_as_safetensors_writes_it_and_not_copied(tmp_path: Pa
     assert (tmp_path / "many").stat().st_size > 40e6
     same = checkpoints.load_state(tmp_path / "many", "cpu")
     assert torch.equal(same.clients[7]["c"], many[7]["c"])
+
+
+def test_lines_of_many_clients_are_quantiles() -> None:
+    rows = [
+        (0, k, round, seed, float(k + more) if round == 1 else 1.0, (), "", "eps")
+        for seed, more in enumerate((0, 2))
+        for k in range(61)
+        for round in (1, 2)
+    ]
+    line = series.Line({}, "loss", Source.parse("train:loss[*]"), None, [], 2, ("a", "b"))
+    numbers = DataFrame(rows, columns=series.COLUMNS)
+    lines = list(series._lines(line, numbers))
+    assert [line.heading for line in lines] == [
+        f"loss, {name} of 61 clients" for name in ("least", "25 %", "median", "75 %", "largest")
+    ]
+    assert [line.points[0].mean for line in lines] == [1.0, 16.0, 31.0, 46.0, 61.0]
+    assert len(list(series._lines(line, numbers[numbers["client"] < 49]))) == 49
 
 
 # --- many clients in views ---------------------------------------------------------------------------------------

@@ -10,8 +10,11 @@ import fuzzing
 import pytest
 import result_files
 
+from fatbench.engine.rounds import Number
 from fatbench.errors import SpecError, masked
+from fatbench.report.formats import markdown
 from fatbench.report.site.pages import Part
+from fatbench.store.stages import Store
 from fatbench.suite import files
 
 
@@ -38,6 +41,21 @@ def test_a_suite_that_names_a_password_does_not_have_it_printed(line: str, tmp_p
     )
     code, said = fuzzing.program("check", str(file))
     assert code != 0 and "hunter2" not in said and said.startswith("fatbench")
+
+
+def test_plugins_of_the_command_and_of_the_file_of_settings_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, said = fuzzing.program("list", "suites", "--plugin", "https://me:hunter2@host/mine.py")
+    assert code == 2 and "hunter2" not in said
+    Path("fatbench.toml").write_text('plugin = "https://me:hunter2@host/mine.py"\n')
+    code, said = fuzzing.program("list", "suites")
+    assert code == 2 and "hunter2" not in said
+    Path("fatbench.toml").write_text('data = "https://me:hunter2@host/x"\n')
+    for command in ("doctor", "list data"):
+        code, said = fuzzing.program(*command.split())
+        assert code == 2 and "https://me:***@host/x" in said
 
 
 def test_no_two_suites_share_a_page_and_none_replaces_the_index() -> None:
@@ -68,8 +86,26 @@ def test_a_suite_s_name_in_a_file_of_results_is_never_opened(tmp_path: Path, mon
     assert "hunter2" not in said and "'password'" not in said and "a suite's name is not a path" in said and code == 3
 
 
+def test_brackets_in_names_are_text(tmp_path: Path) -> None:
+    """Rich reads "[/x]" as the end of a style: here it is what a file of results says of itself."""
+    path = str(tmp_path / "x.db")
+    with Store.open(path, create=True) as store:
+        store.add_cell("a", {"seed": 1, "algorithm": {"rounds": 1}})
+        run = store.claim("a", "train", suite="[/s]", total=1, provenance={"host": "[/h]", "device": "[/d]"})
+        assert run is not None
+        store.finish(run, [Number("[/m]", 0.5, 1)], round=1)
+    code, said = fuzzing.program("status", "--db", path)
+    assert code == 0 and "[/s]" in said
+    code, said = fuzzing.program("show", "a", "--db", path)
+    assert code == 0 and "[/m]" in said and "on [/h], [/d]" in said
+
+
 def test_what_a_suite_extends_is_a_suite(tmp_path: Path) -> None:
     (tmp_path / ".env").write_text("SECRET_KEY: hunter2\n")
     (tmp_path / "s.yaml").write_text("name: s\ntitle: t\nextends: .env\n")
     code, said = fuzzing.program("check", str(tmp_path / "s.yaml"))
     assert code == 2 and "extends: .env is not a suite file" in said and "SECRET" not in said
+
+
+def test_markdown_of_a_name_is_text() -> None:
+    assert markdown.escape("[x](javascript:y) <b>") == r"[x]\(javascript:y) \<b\>"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -168,6 +169,26 @@ def test_a_worker_with_other_images_does_not_go_on_with_what_is_done(place: Path
         assert work(job(), machine_of(place), store) == "failed"  # its model is of the other images
 
 
+def test_a_worker_knows_that_the_model_its_cell_began_with_is_another(place: Path) -> None:
+    """It sees one job at a time, without that of the cell which trained the weights."""
+    origin, mine = "0123456789ab", job()
+    mine = replace(mine, spec={**mine.spec, "model": {**mine.spec["model"], "weights": f"cell:{origin}"}})
+    with Store.open(str(place / "r.db"), create=True) as store:
+        for cell in (origin, mine.cell):
+            store.add_cell(cell, mine.spec)
+        began = {"weights": {"cell": origin, "source": "model", "digest": "sha256:" + "1" * 64}}
+        run = store.claim(mine.cell, "train", suite="own", total=2, provenance=began)
+        assert run is not None
+        store.finish(run, round=2)
+        for digest in ("1" * 64, "2" * 64):
+            run = store.claim(origin, "train", suite="own", total=2, provenance={}, fresh=True)
+            assert run is not None
+            record = {"last": {"round": 2}, "sha256": {"model-000002.safetensors": digest}}
+            store.finish(run, round=2, record=record)
+            changed = versions.changed([mine], store)
+            assert [one.code for one in changed.get(mine.cell, {}).get("train", [])] == ["weights"] * (digest[0] == "2")
+
+
 def test_an_unfinished_stage_is_begun_again_by_other_uncommitted_code(place: Path, monkeypatch) -> None:
     now = {"commit": "1" * 40, "dirty": False}
     monkeypatch.setattr(provenance, "code_version", lambda: now)
@@ -315,6 +336,45 @@ def test_verify_names_the_cause_and_refuses_a_file_of_two_versions(place: Path, 
     assert code == 2 and '2 versions of the data [{"name":"image_folder","path":"own"' in err
 
 
+def test_evaluations_of_two_models_are_no_row(place: Path) -> None:
+    with Store.open("r.db", create=True) as store:
+        store.add_cell("c", {"data": {"name": "digits"}})
+        for metric, model in (("natural", "1" * 64), ("pgd20", "2" * 64)):
+            run = store.claim("c", f"{metric}-01234567@2", suite="own", total=1, provenance={})
+            assert run is not None
+            store.finish(run, record={"model": model})
+        expected = ["2 models in round 2 of cell c: [11111111] in natural-01234567@2, [22222222] in pgd20-01234567@2"]
+        assert inputs.find_mixtures(store.database, lambda spec: {}) == expected
+
+
+def test_a_page_of_a_cell_that_was_deleted_goes(place: Path, run) -> None:
+    run("run", "suite", "own.yaml", "--jobs", "1", "--device", "cpu", "--data", ".")
+    (place / "site").mkdir()
+    (place / "site" / "mine.html").write_text("<p>not of fatbench</p>")
+    assert run("site", "own.yaml", "-o", "site")[0] == 0
+    (page,) = [file for file in (place / "site").glob("*.html") if file.name not in ("index.html", "mine.html")]
+    page.rename(place / "site" / "gone-paper.html")
+    assert run("site", "own.yaml", "-o", "site")[0] == 0
+    assert {file.name for file in (place / "site").glob("*.html")} == {"index.html", "mine.html", page.name}
+
+
+def test_images_of_another_cell_are_not_shown_as_a_cell_s_own(tmp_path: Path) -> None:
+    import torch
+
+    from fatbench.report.figures import artifacts
+    from fatbench.runner import checkpoints
+
+    mine, other = (tmp_path / cell / "artifacts" / "round-000002.safetensors" for cell in ("aaaa", "bbbb"))
+    digest = checkpoints.save_artifacts(mine, {"image": torch.zeros(1)}, "aaaa", 2)
+    checkpoints.save_artifacts(other, {"image": torch.ones(1)}, "bbbb", 2)
+    assert artifacts.load(mine)["image"] == artifacts.load(mine, digest)["image"] == 0
+    mine.write_bytes(other.read_bytes())
+    with pytest.raises(MachineError, match="holds what cell bbbb kept of round 2, not its own cell's"):
+        artifacts.load(mine)
+    with pytest.raises(MachineError, match="not the file that was written: its SHA-256 is"):
+        artifacts.load(mine, digest)
+
+
 def test_db_check_reads_the_files_that_it_names(place: Path, run) -> None:
     run("run", "suite", "own.yaml", "--jobs", "1", "--device", "cpu", "--data", ".")
     assert run("check")[0] == 0
@@ -324,6 +384,16 @@ def test_db_check_reads_the_files_that_it_names(place: Path, run) -> None:
     assert code == 4 and f"cell {job().cell}: {model.name} is not the file that was written" in err
     model.unlink()
     assert run("check")[0] == 0
+
+
+def test_a_run_of_its_own_is_no_reason(place: Path) -> None:
+    """A first attempt that left nothing may have had other data."""
+    with Store.open(str(place / "r.db"), create=True) as store:
+        store.add_cell(job().cell, job().spec)
+        run = store.claim(job().cell, "train", suite="own", total=2, provenance={"data": {"fingerprint": "a" * 64}})
+        assert run is not None
+        store.release(run)
+        assert work(job(), machine_of(place), store) == "done"
 
 
 def test_weights_that_differ_end_the_stage_before_anything_is_written(place: Path) -> None:

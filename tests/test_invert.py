@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import re
 import shlex
+import struct
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -88,6 +92,20 @@ def test_three_steps_on_one_image_give_it_away(here: Path, run: Run) -> None:
     assert row["psnr"] > 40
     with Image.open(row["file"]) as made:
         assert made.width >= 16
+
+
+def test_a_full_disk_leaves_no_picture(here: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    sync = os.fsync
+
+    def full(handle: int) -> None:
+        if "originals.png" in os.readlink(f"/proc/self/fd/{handle}"):  # the last of them
+            raise OSError(errno.ENOSPC, "No space left on device")
+        sync(handle)
+
+    monkeypatch.setattr(os, "fsync", full)
+    code, _, err = run(f"{VIT} --after after.pt --images 1 {SHORT} --original original-0.png")
+    assert (code, err) == (5, "fatbench: -o inverted: the disk is full; nothing was changed\n")
+    assert os.listdir("inverted") == []
 
 
 def test_the_gradient_of_two_images_is_called_a_mixture(here: Path, run: Run) -> None:
@@ -219,6 +237,15 @@ def test_what_a_defence_hides_is_said_before_anything_runs(here: Path, run: Run)
     code, _, err = run(f"{VIT} --gradient gradient.pt --images 1 {SHORT}")
     assert code == 2
     assert "head.bias is all zeros" in err
+
+
+def test_an_original_that_claims_to_be_huge(here: Path, run: Run) -> None:
+    """A header of a few bytes: 60,000 x 60,000 pixels."""
+    head = b"IHDR" + struct.pack(">IIBBBBB", 60_000, 60_000, 8, 2, 0, 0, 0)
+    signed = struct.pack(">I", 13) + head + struct.pack(">I", zlib.crc32(head))
+    Path("huge.png").write_bytes(b"\x89PNG\r\n\x1a\n" + signed)
+    code, _, err = run(f"{VIT} --after after.pt --images 1 --original huge.png")
+    assert (code, err.count("\n")) == (5, 1) and "--original huge.png: not an image" in err
 
 
 def test_the_command_of_the_page(here: Path, run: Run) -> None:

@@ -142,6 +142,12 @@ def test_a_hostile_attack_changes_neither_the_training_nor_the_other_attacks(pla
     assert ours == numbers(place, plain)[0]
 
 
+def test_cells_of_one_plug_in_share_a_process(place, forks):
+    first, *_ = jobs(place)
+    other = Job("other", {**first.spec, "seed": 9}, first.evaluations, first.checkpoints, first.suite, first.preset)
+    assert numbers(place, [first, other])[1] == 1
+
+
 def test_a_process_that_ran_a_plug_in_says_so_with_every_stage_that_does_not_use_it(place, monkeypatch):
     """Here, in this process: a notebook, a task of a cluster that keeps its workers."""
     from fatbench.runner.worker import work

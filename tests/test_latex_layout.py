@@ -80,6 +80,35 @@ def test_five_attacks_are_one_float(run: Run, tmp_path: Path) -> None:
         assert text.count("[3/5]") == 2 + 1  # at a row's label, and what it means
 
 
+HEADINGS = """
+name: heads
+title: Headings
+seeds: [6]
+base:
+  data: digits
+  partition: {name: shah, clients: 5, skew: 2}
+  model: {name: small_cnn, width: 4}
+  algorithm: {name: fedavg, rounds: 2, local: {epochs: 1, batch: 16, lr: 0.1, objective: standard}, aggregator: samples}
+axes: {method: {FAT: {}}}
+evaluate:
+  attacks: {natural: natural, fgsm: {name: fgsm, eps: 8/255}}
+presets:
+  paper: {}
+  smoke: {evaluate: {attacks: {fgsm: null}}}
+tables:
+  - {id: A, title: Both, rows: [method], values: {natural: natural, FGSM: fgsm}}
+  - {id: B, title: One, rows: [method], values: {FGSM: fgsm}}
+"""
+
+
+def test_letters_that_latex_loses_are_said(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("heads.yaml").write_text(HEADINGS.replace("title: Both", "title: 中文 ½"), encoding="utf-8")
+    _, out, err = run("report", "heads.yaml", "--table", "A", "--format", "latex")
+    assert r"\caption{?? \,1/2." in out
+    assert err.count('fatbench: no glyph in pdfLaTeX, printed as "?": 中 文\n') == 1
+
+
 @pytest.mark.nightly
 def test_an_author_s_way_to_a_paper(tmp_path: Path) -> None:
     """docs/paper-tables.md as it is written: every command, then its document in two columns, compiled twice."""

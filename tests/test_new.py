@@ -109,6 +109,14 @@ def test_mistakes_write_nothing(place, run, arguments, message):
     assert not list(place.iterdir())
 
 
+@pytest.mark.parametrize("there", ["my_one.py", "my_one.yaml"])
+def test_nothing_is_overwritten(place, run, there):
+    (place / there).write_text("mine")
+    code, _, err = run("new", "aggregator", "my_one")
+    assert (code, err) == (2, f"fatbench: {there} exists already: nothing was written\n")
+    assert [(file.name, file.read_text()) for file in place.iterdir()] == [(there, "mine")]
+
+
 BESIDE = {
     "aggregator": ("sfat-cifar10", "method", "my_one", {"algorithm.aggregator.name": "my_one"}),  # it lists its points
     "objective": ("fat-baselines", "method", "my_one", {"algorithm.local.objective.name": "my_one"}),

@@ -79,6 +79,12 @@ def test_suites_that_became_presets_are_named_as_today() -> None:
     assert {(one.suite, one.preset) for one in (*cell.runs, *cell.points)} == {("sfat-audit", "jpeg75-cpu")}
 
 
+def test_a_digest_is_compared_before_anything_is_translated() -> None:
+    line = result_files.lines(file("24-november"))[1]
+    with pytest.raises(ExchangeError, match="its digest does not match its numbers"):
+        of("24-november", line.replace('"backward",', '"backwarb",', 1))
+
+
 def test_committed_results_have_names_of_today() -> None:
     """Nothing of them is translated, so an import reads each line once."""
     for results in packed.results_in(result_files.RESULTS):

@@ -13,6 +13,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -193,6 +194,16 @@ def test_a_read_only_folder(locked: Path) -> None:
     assert sorted(p.name for p in locked.iterdir()) == ["x.db"]
 
 
+def test_a_read_only_file(locked: Path) -> None:
+    path = locked / "x.db"
+    locked.chmod(0o777)
+    said = done_as(NOBODY, lambda: Store.open(str(path), create=True))
+    assert said.startswith(f"MachineError: {path} cannot be written: it ") and said.count("x.db") == 1
+    path.chmod(0o000)
+    assert done_as(NOBODY, lambda: Store.open(str(path))) == f"MachineError: {path} cannot be read: Permission denied"
+    assert MachineError.exit_code == 5
+
+
 @pytest.fixture
 def of_nobody(shared: Path) -> Path:
     """A database in a folder that all share, as its owner's umask 022 leaves it."""
@@ -202,6 +213,42 @@ def of_nobody(shared: Path) -> Path:
 
 def _write(path: Path) -> Callable[[], object]:
     return lambda: Store.open(str(path), create=True).add_cells({"c" * 12: SPEC})
+
+
+def test_the_log_of_a_reader_locks_nobody_out(of_nobody: Path) -> None:
+    """SQLite gives a reader who may not write an empty log of theirs, and leaves it: a run removes it."""
+    path = of_nobody / "x.db"
+
+    def read(hold: Callable[[], object] = lambda: None) -> None:
+        with closing(sqlite3.connect(path)) as connection:
+            assert connection.execute("SELECT count(*) FROM cells").fetchone() == (1,)
+            hold()
+
+    assert done_as(ANN, read) == ""
+    left = {file.name: (file.stat().st_uid, file.stat().st_size) for file in of_nobody.glob("x.db-*")}
+    assert left.keys() == {"x.db-wal", "x.db-shm"} and left["x.db-wal"] == (ANN, 0)
+    assert done_as(NOBODY, lambda: Store.open(str(path)).cells()) == ""
+    assert done_as(NOBODY, _write(path)) == ""
+    assert os.listdir(of_nobody) == ["x.db"]
+    with Store.open(str(path)) as store:
+        assert len(store.cells()) == 2
+
+
+def test_what_reads_through_us_leaves_nothing_of_a_reader(of_nobody: Path) -> None:
+    """Reading, checking and copying by a user who may write the folder and not the file; a link is its target."""
+    path = of_nobody / "x.db"
+    (of_nobody / "link.db").symlink_to("x.db")
+
+    def look(name: str) -> None:
+        with Store.open(str(of_nobody / name)) as store:
+            assert list(store.cells()) == [CELL]
+            backup(store, of_nobody / f"copy of {name}")
+        check(str(of_nobody / name))
+
+    for name in ("x.db", "link.db"):
+        assert done_as(ANN, lambda name=name: look(name)) == ""  # type: ignore[misc]
+    assert sorted(os.listdir(of_nobody)) == ["copy of link.db", "copy of x.db", "link.db", "x.db"]
+    assert done_as(ANN, _write(path)) == f"MachineError: {path} cannot be written: it belongs to nobody"
 
 
 @pytest.mark.parametrize(("umask", "mode"), [(0o002, 0o664), (0o022, 0o644), (0o077, 0o600)])
@@ -240,6 +287,36 @@ def test_a_group_writes_one_database(shared: Path) -> None:
     assert (shared / "group.db-wal").stat().st_size
     with Store.open(str(path)) as store:
         assert len(store.cells()) == 3
+
+
+def test_a_file_that_is_deleted_while_it_is_open(tmp_path: Path) -> None:
+    path = tmp_path / "x.db"
+    with Store.open(str(path), create=True) as store:
+        path.unlink()
+        with pytest.raises(Unavailable, match=r"x\.db (cannot be opened|was moved or deleted while it was open)"):
+            store.add_cell(CELL, SPEC)
+        assert not path.exists()
+
+
+def test_a_full_database_takes_the_transaction_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SQLite's own limit on the number of pages gives the same error as a full disk."""
+    with Store.open(str(tmp_path / "x.db"), create=True) as store:
+        store.add_cell(CELL, SPEC)
+        run = taken(store)
+        store.commit(run, numbers=[Number("loss", 1.0, 1)], round=1, checkpoint="state-1")
+        connect = store.database.connect
+
+        def cramped() -> sqlite3.Connection:
+            connection = connect()
+            connection.execute("PRAGMA max_page_count = 30")
+            return connection
+
+        monkeypatch.setattr(store.database._engine.pool, "_creator", cramped)
+        with pytest.raises(MachineError, match=r"x\.db: the disk is full; nothing was written in this step$"):
+            store.commit(run, numbers=[Number(f"m{i}", 1.0, 2) for i in range(5000)], round=2, checkpoint="state-2")
+        assert (row(store).round, row(store).checkpoint, len(store.measurements())) == (1, "state-1", 1)
+        store.commit(run, numbers=[Number("loss", 1.0, 2)], round=2, checkpoint="state-2")
+    assert "2 numbers" in check(str(tmp_path / "x.db"))
 
 
 def _mount(folder: Path, size: str) -> bool:

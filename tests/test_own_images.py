@@ -23,9 +23,11 @@ from fatbench.engine.splits import split, written_images
 from fatbench.errors import SpecError
 from fatbench.methods.algorithms.fedbn import mean_of_clients
 from fatbench.report.contrasts import CLIENT, declared_by
+from fatbench.report.figures import series
 from fatbench.report.numbers.sources import OwnImages, Source
 from fatbench.report.numbers.statistics import OfClients, contrast, least_of_equals
 from fatbench.report.pairs import measured_numbers
+from fatbench.report.site.leaderboards import tasks
 from fatbench.runner import checkpoints
 from fatbench.runner.attacking import _numbers, own_images
 from fatbench.runner.jobs import Machine, Recovery
@@ -278,6 +280,14 @@ def test_a_plan_counts_the_images_of_every_client_and_who_trains(tmp_path: Path)
     assert cost.deploys(bn.spec) == 3 and cell.spec["unseen"] == 1
 
 
+def test_rows_on_own_images_are_another_leaderboard(tmp_path: Path) -> None:
+    suite = suite_of(tmp_path)
+    plan = suite.plan()
+    other = replace(plan, cells=[replace(cell, evaluations=tuple(replace(one, on="") for one in cell.evaluations))
+                                 for cell in plan.cells])  # fmt: skip
+    assert len(tasks([(suite, plan)])) == 1 and len(tasks([(suite, plan), (suite, other)])) == 2
+
+
 # --- run, killed and resumed --------------------------------------------------------------------------------------
 
 
@@ -389,6 +399,30 @@ def test_a_test_between_methods_takes_clients_as_units(measured) -> None:
         (gain,) = declared_by(suite.tests, plan, numbers_of)
     assert (gain.unit, gain.over, gain.images) == (CLIENT, "seeds and clients", ())
     assert gain.test is not None and gain.test.image_variance == 0  # each seed deals anew
+
+
+def test_a_figure_ranks_the_clients_of_each_seed(measured, tmp_path: Path) -> None:
+    _, machine = measured
+    kind = "figures: [{id: c, title: C, kind: clients, lines: [method], series: {FGSM: 'clients:own_fgsm[*]'}}]\n"
+    drawn = suite_of(tmp_path, SUITE + kind)
+    with Store.open(machine.db) as store:
+        (plot,) = series.drawn_from(drawn, drawn.plan(), store, drawn.figures)
+        rows = store.measurements()
+    assert [line.key for line in plot.lines] == [{"method": "FedAvg"}, {"method": "FedBN"}]
+    for line in plot.lines:
+        assert [point.round for point in line.points] == [*range(1, len(line.points) + 1)]
+        for seed, cell in zip((1, 2), line.cells, strict=True):
+            own = [
+                row["value"] for row in rows
+                if row["cell"] == cell and row["client"] >= 0 and row["stage"].startswith("own_fgsm")
+                and row["metric"] in ("own_fgsm", "unseen_accuracy")
+            ]  # fmt: skip
+            assert [p.values[p.seeds.index(seed)] for p in line.points if seed in p.seeds] == sorted(own)
+        assert not line.partial(line.points[:1])
+    uneven = len({len(point.seeds) for line in plot.lines for point in line.points}) > 1
+    assert "incomplete" not in dict(plot.notes) and ("places" in dict(plot.notes)) == uneven
+    with pytest.raises(SpecError, match=r"write 'clients:own_fgsm\[\*\]', not 'own_fgsm'"):
+        suite_of(tmp_path, SUITE + kind.replace("clients:own_fgsm[*]", "own_fgsm"))
 
 
 def test_every_client_is_judged_as_it_would_be_alone(measured) -> None:

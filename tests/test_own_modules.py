@@ -75,6 +75,12 @@ def test_two_networks_that_import_when_they_are_called_do_not_meet(folders) -> N
     assert "parts" not in sys.modules
 
 
+def test_an_edit_counts_at_once(folders) -> None:
+    assert sign(folders[1]) == 1
+    (folders[1] / "parts.py").write_text("SIGN = 9\n")  # as long as before, in the same second
+    assert sign(folders[1]) == 9
+
+
 def test_a_package_s_file_has_its_relative_imports_and_its_neighbours(folders) -> None:
     folder = folders[-1]
     (folder / "__init__.py").write_text("")

@@ -10,6 +10,8 @@ from crew import forget_plugins
 
 import fatbench
 from fatbench.errors import MachineError
+from fatbench.runner import own_network, zoo
+from fatbench.runner.checkpoints import load_model, save_model
 from fatbench.runner.evaluate_checkpoint import checkpoint
 from fatbench.runner.jobs import Machine
 from fatbench.runner.run_options import RunOptions
@@ -17,7 +19,7 @@ from fatbench.runner.start import jobs_of
 from fatbench.runner.worker import work
 from fatbench.store import jsonl
 from fatbench.store.stages import Store
-from fatbench.suite import external_models, files
+from fatbench.suite import external_models, files, plugins
 
 NATURAL = external_models.evaluations([], "8/255", 10, 10)
 MODEL = """from torch import nn
@@ -75,3 +77,27 @@ def test_code_that_gives_another_network_is_refused(file):
         loaded(file)
     with pytest.raises(MachineError, match=words):
         checkpoint(file, NATURAL, RunOptions(device="cpu"))
+
+
+def test_another_text_of_the_same_network_is_not(file):
+    Path("mine.py").write_text(MODEL.replace("nn.ReLU()", "nn.Threshold(0.0, 0.0)"))
+    assert loaded(file)(torch.zeros(1, 1, 8, 8)).shape == (1, 10)
+    assert checkpoint(file, NATURAL, RunOptions(device="cpu"))[0]["n"] == 10
+
+
+def test_of_a_file_without_answers_the_stored_version_decides(file):
+    state, own, header = load_model(file, "cpu")
+    del header["answers"]
+    older = file.parent / "older.safetensors"
+    digest = save_model(older, state, own, **header)
+    (network,) = zoo.entries([Path("mine.jsonl")])
+    assert zoo.module(older, digest, network.trained_with)
+    Path("mine.py").write_text(MODEL.replace("ReLU", "Tanh"))
+    plugins.load([Path("mine.py")])
+    assert zoo.module(older, digest)  # nothing is known
+    with pytest.raises(MachineError, match="is not the network that was trained"):
+        zoo.module(older, digest, network.trained_with)
+
+
+def test_fatbench_s_own_networks_have_no_answers_in_their_files():
+    assert own_network.in_header({"model": {"name": "mlp", "width": 2}}, None, {}) == {}

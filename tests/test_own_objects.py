@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -10,10 +11,18 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SubsetRandomSampler
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    IterableDataset,
+    RandomSampler,
+    SubsetRandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+)
 
 from fatbench.data import own
-from fatbench.data.own_objects import dataset
+from fatbench.data.own_objects import AGAIN, dataset
 from fatbench.errors import SpecError
 
 N = 90  # more than are read twice
@@ -120,6 +129,13 @@ def test_labels_are_whole_numbers_or_a_sentence(labels: Any, said: str) -> None:
             assert read(source).test_labels.tolist() == Y.tolist()
 
 
+def test_a_label_before_its_image_is_said() -> None:
+    tensors = TensorDataset(torch.tensor(Y), torch.tensor(X))
+    for source in (Items(floats, order=-1), tensors, DataLoader(tensors, 7), Items(grey, order=-1)):
+        with pytest.raises(SpecError, match=r"expected pairs \(image, label\), got \(label, image\)"):
+            read(source)
+
+
 class Stream(IterableDataset[Any]):
     def __iter__(self) -> Iterator[Any]:
         return ((floats(row), int(Y[row])) for row in range(N))
@@ -153,3 +169,67 @@ def test_a_loader_gives_all_images_of_its_data_set(source: Any) -> None:
     if not isinstance(source, Iterator):
         assert len(read(source).test_labels) == N
         assert read(source).fingerprint == read(ITEMS).fingerprint
+
+
+class Own(DataLoader[Any]):
+    """A loader that does something to its batches."""
+
+    def __iter__(self) -> Any:
+        return ((1 - x, y) for x, y in super().__iter__())
+
+
+def test_a_loader_with_a_way_of_its_own_is_read_by_itself() -> None:
+    assert read(Own(ITEMS, 7)).test_images.tolist() == (255 - X[:, None]).tolist()
+    for loader, said in (
+        (Own(ITEMS, 7, shuffle=True), "read again"),
+        (Own(ITEMS, 7, drop_last=True), "drop_last=False"),
+    ):
+        with pytest.raises(SpecError, match=said):
+            read(loader)
+
+
+def flipped(row: int) -> torch.Tensor:
+    return floats(row).flip(-1) if torch.rand(()) < 0.5 else floats(row)
+
+
+class Shuffled:
+    def __iter__(self) -> Iterator[Any]:
+        return ((floats(row), Y[row]) for row in torch.randperm(N))
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        (DataLoader(ITEMS, 7, sampler=WeightedRandomSampler([1.0] * N, N)), "WeightedRandomSampler draws other images"),
+        (DataLoader(ITEMS, 7, sampler=RandomSampler(ITEMS, replacement=True)), "RandomSampler draws other images"),
+        (DataLoader(ITEMS, 7, sampler=RandomSampler(ITEMS, num_samples=20)), "RandomSampler draws other images"),
+        (Items(flipped), "others when they are read again"), (DataLoader(Items(flipped), 9), "read again"),
+        (DataLoader(Items(flipped), 9, shuffle=True), "read again"), (Shuffled(), "read again"),
+        (DataLoader(Stream(), 32, drop_last=True), "give drop_last=False"),
+        (type("Module", (), {"dataset": ITEMS, "batch_size": 3})(), "expected a name"),
+    ],
+)  # fmt: skip
+def test_what_is_another_set_each_time_is_refused(source: Any, said: str) -> None:
+    with pytest.raises(SpecError, match=said):
+        read(source)
+
+
+def test_few_images_are_read_twice() -> None:
+    reads: list[int] = []
+    read(Items(lambda row: reads.append(row) or floats(row)))
+    assert reads == [*range(N), *range(AGAIN)]
+
+
+def test_rows_with_integers_beyond_a_byte_are_no_bytes() -> None:
+    rows = [{"image": image.astype(np.int64), "label": label} for image, label in zip(X, Y, strict=True)]
+    assert read(iter(rows)).test_images.tolist() == X[:, None].tolist()
+    dark = ({"image": image // 16 + np.uint16(0), "label": label} for image, label in zip(X, Y, strict=True))
+    with pytest.raises(SpecError, match="got uint16"):
+        read(dark)
+    rows[3]["image"][0, 0] = 256
+    with pytest.raises(SpecError, match="got int64"):
+        read(itertools.chain(rows))
+
+
+def test_the_image_that_stands_in_for_training_makes_no_doubt() -> None:
+    assert read((X // 3, Y)).doubts == {} and list(read((X // 5, Y)).doubts) == ["test images have few grey levels"]

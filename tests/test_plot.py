@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from test_figures import EVALUATED, SUITE, fill, row
 
 from fatbench import report
-from fatbench.report.figures import adhoc_figures, heat_map, series
+from fatbench.report.figures import adhoc_figures, heat_map, plots, series
 from fatbench.store.stages import Store
 from fatbench.suite import files
 from fatbench.suite.files import Suite
@@ -89,6 +90,33 @@ def test_bars_over_an_axis_and_curves_over_radii(suite: Suite) -> None:
     assert clients.figure.series == {"weight": "train:weight[*]"}
     assert [one.index for one in clients.panels[0].lines] == [0, 1, 0, 1]
     assert drawn_of(suite, None, [], []).figure.series == {"natural": "train:natural", "monitor": "train:monitor"}
+
+
+def test_several_suites_are_one_image(suite: Suite, run: Callable[..., tuple[int, str, str]]) -> None:
+    """Panels that are alike say their suite; those of one suite alone do not."""
+    args = ("--x", "round", "--metric", "natural", "--by", "method", "--format", "png", *DB)
+    code, out, err = run("plot", "drawn.yaml", "other.yaml", *args)
+    assert (code, out, err) == (0, "results/figures/drawn+other-natural-over-round-by-method.png\n", "")
+    other = files.load("other.yaml")
+    with Store.open("results/fatbench.db") as store:
+        plots = [p for s in (suite, other) for p in report.build_figures(s, s.plan(), store, "curves")]
+    [plot] = series.merge_plots(plots)
+    assert [tuple(panel.key.values()) for panel in plot.panels] == [
+        ("drawn", "skewed"), ("drawn", "even"), ("other", "skewed"), ("other", "even"),
+    ]  # fmt: skip
+    assert dict(plot.notes)["suite"] == "drawn, preset paper; other, preset paper"
+    assert series.merge_plots(plots[:1]) == plots[:1]
+
+
+def test_panels_of_suites_with_other_axes_are_one_figure(suite: Suite, tmp_path: Path) -> None:
+    with Store.open("results/fatbench.db") as store:
+        [plot] = report.build_figures(suite, suite.plan(), store, "curves")
+    narrower = replace(plot, suite="other", panels=[replace(plot.panels[0], key={"data": "digits"})])
+    [merged] = series.merge_plots([plot, narrower])
+    assert [panel.key for panel in merged.panels[-2:]] == [
+        {"split": "even", "data": ""}, {"split": "", "data": "digits"},
+    ]  # fmt: skip
+    assert plots.draw([merged], tmp_path, "svg")
 
 
 def test_the_learning_curves_of_a_cell(suite: Suite, run: Callable[..., tuple[int, str, str]]) -> None:

@@ -8,10 +8,12 @@ import json
 import re
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from crew import forget_plugins, machine_of
 
+from fatbench import settings
 from fatbench.errors import SpecError
 from fatbench.runner import progress, versions
 from fatbench.runner.start import jobs_of
@@ -115,6 +117,15 @@ def test_mistakes_name_file_line_and_key(place, said, message):
         files.load("mine.yaml")
 
 
+def test_two_plug_ins_with_the_same_name_are_both_named(place):
+    (place / "twin.py").write_text("def only(updates, context): ...\nAGGREGATORS = {'only': only}\n")
+    plugins.load([Path("mine.py")])
+    with pytest.raises(
+        SpecError, match=r"^plugins: plugin .*twin.py: there is already an aggregator named 'only' in .*mine.py"
+    ):
+        plugins.load([Path("twin.py")])
+
+
 def test_settings_name_plug_ins_and_all_add_up(place, monkeypatch):
     for name in ("a", "b", "c"):
         (place / f"{name}.py").write_text(f"def {name}(updates, context): ...\nAGGREGATORS = {{'{name}': {name}}}\n")
@@ -125,6 +136,21 @@ def test_settings_name_plug_ins_and_all_add_up(place, monkeypatch):
     assert signatures.names("Aggregator")[-4:] == ["a", "b", "c", "only"]
     plugins.load([Path("mine.py")])
     assert len(signatures.plugins()) == 4
+
+
+@pytest.mark.parametrize(
+    ("toml", "message"),
+    [
+        ("plugin = [1]", r"fatbench.toml: plugin: expected files such as \[\"mine.py\"\], got 1"),
+        ('plugin = "none.py"', r"fatbench.toml: plugin: plugin .*none.py: No such file or directory"),
+        ("plugins = []", r"unknown setting 'plugins' \(did you mean 'plugin'\?\)"),
+    ],
+)
+def test_mistakes_in_the_settings(place, toml, message):
+    (place / "fatbench.toml").write_text(toml)
+    with pytest.raises(SpecError, match=message):
+        plugins.load()
+    assert "slurm" in settings.KEYS
 
 
 def test_an_installed_package_is_imported_for_a_name_that_is_not_ours(place, monkeypatch, capsys):
@@ -208,6 +234,14 @@ def test_a_broken_package_is_left_out_and_a_clash_matters_where_the_name_is_used
     assert signatures.describe("Aggregator", "chosen:one_of_four").plugin == place / "chosen.py"
 
 
+def test_reading_a_suite_runs_its_plug_in_and_what_was_mended_is_read_again(place):
+    (place / "mine.py").write_text("raise RuntimeError('imported')\n" + AGGREGATOR)
+    with pytest.raises(SpecError, match=r"^mine.yaml:4: plugins: plugin .*mine.py:1: RuntimeError: imported$"):
+        files.load("mine.yaml")
+    (place / "mine.py").write_text(AGGREGATOR)
+    assert len(files.load("mine.yaml").plan().cells) == 2
+
+
 # --- what is read of one ------------------------------------------------------------------------------------------
 
 
@@ -240,6 +274,33 @@ def test_a_local_module_with_the_name_of_another_is_refused_when_it_would_be_run
     (place / "json.py").write_text("")
     with pytest.raises(SpecError, match=r"json.py shadows the loaded module json"):
         plugins.load([Path("mine.py")])
+
+
+def test_a_table_may_name_a_function_of_a_local_module(place):
+    (place / "mine.py").write_text("from helper import near as close\nAGGREGATORS = {'near': close}\n")
+    (place / "helper.py").write_text("def near(updates, context, *, top: int = 1):\n    return 7\n")
+    plugins.load([Path("mine.py")])
+    assert [setting.name for setting in signatures.describe("Aggregator", "near").settings] == ["top"]
+    assert calls.build("Aggregator", {"name": "near", "top": 2})([], None) == 7
+
+
+def test_a_plug_in_may_have_dataclasses_and_runs_as_it_was_read(place):
+    head = "from __future__ import annotations\nfrom dataclasses import dataclass\n\n\n"
+    (place / "mine.py").write_text(
+        head + "@dataclass\nclass A:\n    n: int = 3\n\n\ndef f(updates, context):\n    return A().n\n\n\n"
+        "AGGREGATORS = {'f': f}\n"
+    )
+    plugins.load([Path("mine.py")])
+    (place / "mine.py").write_text("1 / 0\n")
+    assert calls.function(signatures.describe("Aggregator", "f"))([], None) == 3
+
+
+def test_an_edited_plug_in_is_read_and_run_anew_by_the_next_load(place):
+    plugins.load([Path("mine.py")])
+    assert calls.function(signatures.describe("Aggregator", "only"))([1, 2], None).weights == [1.0, 0.0]
+    (place / "helper.py").write_text("def first(n):\n    return [1 / n] * n  # another\n")
+    plugins.load()
+    assert calls.function(signatures.describe("Aggregator", "only"))([1, 2], None).weights == [0.5, 0.5]
 
 
 def expected(*names: str) -> dict:
@@ -351,6 +412,32 @@ def test_edited_work_is_kept_until_it_is_asked_for_again(place):
         kept = store.measurements([fedavg])
         assert all(after[r["cell"], r["stage"], r["round"], r["client"], r["metric"]] == r["run"] for r in kept)
         assert kept
+
+
+def test_training_that_was_begun_is_not_gone_on_with_by_other_code(place):
+    job = jobs()[1]
+    with Store.open(str(place / "r.db"), create=True) as store:
+        assert work(job, machine_of(place), store, stop=lambda: True) == "interrupted"
+        assert store.stages()[job.cell, "train"].round == 1
+        (place / "helper.py").write_text(UNIFORM)
+        again = jobs()[1]
+        assert progress.states_of([again], store) == {job.cell: "changed"}
+        assert work(again, machine_of(place, retry_failed=True), store) == "interrupted"
+        assert store.stages()[job.cell, "train"].round == 1
+        assert work(again, machine_of(place, rerun_changed=True), store) == "done"
+        rows = [row for row in store.measurements([job.cell]) if row["metric"] == "weight"]
+        assert [row["value"] for row in rows] == [0.5] * 4
+        assert len({row["run"] for row in rows}) == 1
+
+
+def test_a_method_that_failed_before_its_first_round_is_simply_tried_again(place):
+    (place / "helper.py").write_text("def first(n):\n    raise RuntimeError('not yet')\n")
+    with Store.open(str(place / "r.db"), create=True) as store:
+        assert work(jobs()[1], machine_of(place), store) == "failed"
+        (place / "helper.py").write_text(HELPER)
+        again = jobs()[1]
+        assert versions.changed([again], store) == {}
+        assert work(again, machine_of(place, retry_failed=True), store) == "done"
 
 
 def test_results_without_a_version_are_of_an_older_one(place):
@@ -663,6 +750,32 @@ def test_a_plug_in_may_bring_every_kind_of_function(place, run):
     kinds = {name.split()[0] for record in table["plugins"] for name in record["names"]}
     assert kinds == {kind.lower() for kind in signatures.TABLES} - {"experiment"}
     assert run("plan", "suite", "every.yaml", "--smoke")[0] == 0
+
+
+def test_a_model_that_was_not_trained_here_is_judged_with_a_plug_in_s_attack(place):
+    """Its cell has no partition and no algorithm that anybody could look up; the attack alone is the plug-in's."""
+    from fatbench.suite import external_models
+
+    plugins.load([Path("mine.py")])
+    spec = external_models.cell(external_models.Model("my.pt", "0" * 64, "Net"), "digits")
+    assert plugins.used(spec) == {}
+    (record,) = plugins.records(plugins.used(spec, [SimpleNamespace(attack={"name": "blank"}, origin=None)]))
+    assert record["names"] == ["attack blank"]
+
+
+def test_python_takes_plug_ins_as_the_commands_do(place, monkeypatch):
+    import fatbench
+
+    (place / "mine.yaml").write_text(SUITE.replace("plugins: [mine.py]\n", ""))
+    (place / "fatbench.toml").write_text('plugin = ["mine.py"]\n')
+    assert fatbench.plan("mine.yaml")["method"].tolist() == ["FedAvg", "Mine"]  # of the settings
+    (place / "fatbench.toml").unlink()
+    forget_plugins()
+    with pytest.raises(SpecError, match="no attack is named 'blank'"):
+        fatbench.plan("mine.yaml")
+    assert fatbench.plan("mine.yaml", plugins=["mine.py"])["method"].tolist() == ["FedAvg", "Mine"]
+    with pytest.raises(SpecError, match=r"^plugins: plugin .*none.py: No such file or directory"):
+        fatbench.table("mine.yaml", plugins=["none.py"])
 
 
 # --- from Python --------------------------------------------------------------------------------------------------

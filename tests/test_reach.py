@@ -173,6 +173,11 @@ def test_a_digest_changes_with_what_is_reached(place: Path, file: str, was: str,
     assert [name for name in NAMES if before[name] != after[name]] == changed.split()
 
 
+def test_modules_that_import_each_other_end(place: Path) -> None:
+    (place / "helper.py").write_text(HELPER.replace("return second(x)", "import mine\n    return mine(x)"))
+    assert len(set(digests(place).values())) == len(NAMES)
+
+
 def test_the_text_of_a_definition_is_the_same_in_every_version_of_python() -> None:
     """Quotes of an f-string, and whether its format has an empty end, differ between versions."""
     source = """def f(a: int, *, b=2) -> str:

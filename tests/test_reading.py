@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import _io
+import builtins
+import contextlib
+import importlib
+import io
 import json
+import os
+import shutil
 import sys
 from pathlib import Path
 
+import pandas as pd
 import pytest
 from crew import forget_plugins, machine_of
 
@@ -196,6 +204,61 @@ def test_a_cell_without_a_plug_in_has_read_nothing(place):
     with Store.open(str(place / "r.db"), create=True) as store:
         assert work(job(), machine_of(place), store) == "done"
         assert all("read" not in run for run in store.runs())
+
+
+def test_files_are_opened_as_before_when_nobody_watches_any_more(place):
+    before = builtins.open, io.open, os.open, _io.open_code
+    with plugin_reads.watching(), plugin_reads.watching():
+        assert builtins.open is not before[0] and os.open is not before[2]
+        with contextlib.suppress(ZeroDivisionError), plugin_reads.watching():
+            raise ZeroDivisionError
+        os.close(os.open(path=os.devnull, flags=os.O_RDONLY))
+        with pytest.raises(FileNotFoundError):
+            pd.read_csv("none.csv")
+    assert (builtins.open, io.open, os.open, _io.open_code) == before
+
+
+PACKAGE = "from importlib.resources import files\nskew = float(files(__package__).joinpath('skew.txt').read_text())\n"
+
+
+def install(place: Path, version: str, skew: str) -> None:
+    """A package of the lab with a data file, as pip installs it."""
+    site = place / "site-packages"
+    shutil.rmtree(site, ignore_errors=True)
+    info = f"labtools-{version}.dist-info"
+    texts = {"labtools/__init__.py": PACKAGE, "labtools/skew.txt": skew,
+             f"{info}/METADATA": f"Metadata-Version: 2.1\nName: labtools\nVersion: {version}\n"}  # fmt: skip
+    for name, text in texts.items():
+        (site / name).parent.mkdir(parents=True, exist_ok=True)
+        (site / name).write_text(text)
+    (site / info / "RECORD").write_text("".join(f"{name},,\n" for name in texts))
+
+
+def test_an_installed_package_counts_with_its_version_and_its_files(place, monkeypatch):
+    install(place, "1.0", "1.0")
+    (place / "site-packages" / "bare.py").write_text("")
+    monkeypatch.syspath_prepend(place / "site-packages")
+    importlib.invalidate_caches()
+    plugin_reads._packages.cache_clear()
+    (place / "mine.py").write_text(
+        "import bare\nimport numpy\nimport labtools\nfrom fatbench.engine.rounds import Mixing\n"
+        "def only(updates, context):\n    return Mixing([1.0] + [0.0] * (len(updates) - 1))\n"
+        "AGGREGATORS = {'only': only}\n"
+    )
+    with Store.open(str(place / "r.db"), create=True) as store:
+        assert work(job(), machine_of(place), store) == "done"
+        read = read_by(store, "train")
+        assert set(read) == {"package labtools of mine.py", "site-packages/bare.py of mine.py"}
+        assert read["package labtools of mine.py"].startswith("1.0+")
+        assert versions.changed([job()], store) == {}
+        for version, skew in (("1.1", "1.0"), ("1.0", "50.0")):
+            install(place, version, skew)
+            plugin_reads._package_version.cache_clear()
+            (place / "site-packages" / "bare.py").write_text("")
+            (reason,) = versions.changed([job()], store)[job().cell]["train"]
+            assert reason.words.startswith("another package labtools of mine.py [1.0+")
+            assert f"now [{version}+" in reason.words
+    sys.modules.pop("labtools"), sys.modules.pop("bare")
 
 
 @pytest.mark.parametrize("reads", ["SKEW", "variables SKEW"])

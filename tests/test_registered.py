@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import os
 import sys
 import threading
 from collections.abc import Callable
@@ -98,12 +100,60 @@ def test_nothing_of_a_call_stays(cache: Path) -> None:
     assert not list(cache.glob("*"))
 
 
+def test_of_stored_numbers_only_the_names_stay(cache: Path, tmp_path: Path) -> None:
+    """So that they are read, in this program and in one that has neither the arrays nor the function."""
+    db = tmp_path / "own.db"
+    forget()  # names of other tests
+    for seed in range(3):
+        fatbench.evaluate(darkness(), images(seed=seed), [fool, plain], db=db)
+    try:
+        assert registered._KEPT == {} and not registered._LENT
+        assert len(registered._STAYING) == 3 + 3 + 1  # arrays, `fool` of each call, `plain`
+        with pytest.raises(SpecError, match="was in the memory of a Python program, and no longer is: give it again"):
+            registered.kept_object(next(name for kind, name in registered._STAYING if kind == "Data"))
+        known = fatbench.table("evaluate", db=db).frame()
+    finally:
+        forget()
+    assert known["metric"].tolist() == ["natural", "fool", "plain"] * 3
+    unknown = fatbench.table("evaluate", db=db)
+    assert unknown.frame()["mean"].tolist() == known["mean"].tolist()
+    assert "fool = fool\\_" in unknown.markdown()
+    assert fatbench.results("evaluate", db=db)["value"].notna().all()
+
+
 def forget() -> None:
     for key in [*registered._STAYING]:
         file = registered._FILES.pop(key)
         signatures.drop_plugins([file])
         source_files.forget(file)
     registered._STAYING.clear()
+
+
+def test_an_attack_has_the_name_of_its_function(cache: Path, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    """At every call, with its numbers; a database keeps the number of each call, and tables have the last."""
+    request.addfinalizer(forget)
+    db = tmp_path / "own.db"
+    for radius in (0.0, RADIUS):
+        BRIGHTER.by = radius
+        result = fatbench.evaluate(darkness(), images(), [fool, Brighter(radius), lambda model, x, y: 0 * x], db=db)
+        expected = float(radius == 0)
+        assert result.accuracy == {"natural": 1.0, "fool": expected, "brighter": expected, "lambda": 1.0}
+        assert result.interval("fool")[0] <= expected <= result.interval("fool")[1]
+        shown = fatbench.table("evaluate", db=db).frame()
+        assert shown[shown.metric == "fool"]["mean"].tolist() == [expected]
+    with_settings = functools.partial(lambda model, x, y, by: (x + by).clamp(0, 1), by=RADIUS)
+    assert fatbench.evaluate(darkness(), images(), with_settings).accuracy["lambda"] == 0.0
+
+
+def test_two_functions_of_one_name_in_a_call(cache: Path) -> None:
+    """Never one number for both: they have names of the call, or are refused."""
+    named = fatbench.evaluate(
+        darkness(), images(), {"one": plain, "two": other_plain(), "three": Brighter(RADIUS)}
+    ).accuracy
+    assert named == {"natural": 1.0, "one": 1.0, "two": 0.0, "three": 0.0}
+    with pytest.raises(SpecError, match=r"^attacks: two attacks are called 'plain': name them, \{'plain_2': \.\.\.\}"):
+        fatbench.evaluate(darkness(), images(), [plain, other_plain()])
+    assert fatbench.evaluate(darkness(), images(), [plain, plain]).accuracy["plain"] == 1.0
 
 
 @pytest.mark.parametrize("label", ["My attack", "a@b", "-x", "x-1", "é"])
@@ -114,6 +164,16 @@ def test_a_label_that_is_no_metric_is_refused_before_an_attack(cache: Path, labe
 
 def refuses_to_be_called(model: Any, x: Tensor, y: Tensor) -> Tensor:
     raise AssertionError
+
+
+def test_names_of_functions_become_metrics(cache: Path) -> None:
+    def Loud(model: Any, x: Tensor, y: Tensor) -> Tensor:
+        return x
+
+    def fgsm(model: Any, x: Tensor, y: Tensor) -> Tensor:
+        return (x + RADIUS).clamp(0, 1)
+
+    assert fatbench.evaluate(darkness(), images(), [Loud, fgsm]).accuracy == {"natural": 1.0, "fgsm": 0.0, "loud": 1.0}
 
 
 def test_what_was_registered_stays_and_keeps_its_name(cache: Path) -> None:
@@ -157,3 +217,13 @@ def test_calls_side_by_side_do_not_take_each_others_functions(cache: Path) -> No
     with ThreadPoolExecutor(4) as pool:
         assert list(pool.map(call, range(4))) == [[1.0] * 5, [0.0] * 5] * 2
     assert not list(cache.glob("*")) and not registered._LENT
+
+
+def test_the_files_of_programs_that_are_long_over_are_removed(cache: Path) -> None:
+    for name, days in (("old", registered.UNUSED_DAYS + 1), ("new", registered.UNUSED_DAYS - 1)):
+        (cache / name).mkdir(parents=True)
+        (cache / name / "mine.py").write_text("")
+        then = (cache / name).stat().st_mtime - 86400 * days
+        os.utime(cache / name, (then, then))
+    fatbench.evaluate(darkness(), images(), [])
+    assert [path.name for path in cache.iterdir()] == ["new"]

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import pytest
 
 from fatbench.errors import SpecError
-from fatbench.suite import calls, cells, cost, entry, files, signatures, types
+from fatbench.suite import calls, cells, cost, entry, files, signatures, source_files, types
 
 CLASSES = [(kind, kind.lower()) for kind in signatures.CLASSES]
 PGD = {"name": "pgd", "eps": "8/255", "step": "2/255", "steps": 10}
@@ -22,6 +22,10 @@ def test_defaults_are_filled_in_and_fractions_stay_text():
     assert canonical["eps"] == "8/255"
     assert canonical["step"] == "2/255"
     assert canonical["start"] == "uniform"
+
+
+def test_a_bare_name_is_a_call_without_settings():
+    assert calls.check("Aggregator", "samples") == {"name": "samples"}
 
 
 @pytest.mark.parametrize(
@@ -47,6 +51,14 @@ def test_mistakes_get_one_clear_message(node, message):
     with pytest.raises(SpecError) as caught:
         calls.check("Attack", node)
     assert message in str(caught.value)
+
+
+def test_an_error_has_the_keys_that_lead_to_it():
+    node = {"name": "at", "attack": {"name": "pgd", "eps": -1, "step": 0.1, "steps": 1}}
+    with pytest.raises(SpecError, match=r"^here: attack: eps: should be greater") as caught:
+        calls.check("Objective", node, "here")
+    assert caught.value.keys == ("here", "attack", "eps")
+    assert str(caught.value.at(lambda keys: f"a.yaml:7: {keys[-1]}")).startswith("a.yaml:7: eps: should be greater")
 
 
 def test_build_binds_numbers_and_nested_calls():
@@ -135,6 +147,28 @@ def tiny(tmp_path, monkeypatch, own_plugins):
     signatures.add_plugin(tmp_path / "caller.py")
     yield
     sys.modules.pop("tinyclass", None)
+
+
+def test_a_settings_class_is_described_without_its_methods(tiny):
+    signature = signatures.describe("Tiny")
+    assert [(s.name, s.annotation) for s in signature.settings] == [
+        ("epochs", "Count"), ("objective", "Objective"), ("lr", "Positive"), ("noise", "Radius"), ("shuffle", "bool"),
+    ]  # fmt: skip
+    assert [s.default for s in signature.settings][2:] == [0.1, 0.0, True]
+    assert signature.settings[0].default is signatures.REQUIRED
+    assert (signature.name, signature.summary) == ("tiny", "A client's training, for a test.")
+
+
+def test_a_settings_class_is_a_mapping_without_a_name(tiny):
+    algorithm = calls.check("Algorithm", {"name": "twice", "rounds": 3, "local": LOCAL})
+    assert algorithm["other"] is None
+    assert algorithm["local"] == {
+        "epochs": 2, "objective": calls.check("Objective", AT), "lr": 0.1, "noise": "8/255", "shuffle": True,
+    }  # fmt: skip
+    assert calls.without_defaults(algorithm) == {
+        "name": "twice", "rounds": 3,
+        "local": {"epochs": 2, "objective": {"name": "at", "attack": PGD}, "noise": "8/255"},
+    }  # fmt: skip
 
 
 def test_a_settings_class_is_built_with_its_nested_calls(tiny):
@@ -239,15 +273,130 @@ def test_a_function_around_another_costs_what_that_costs(tmp_path, own_plugins):
     assert cost.local(json.loads(json.dumps(other))["algorithm"])["batch"] == inner["local"]["batch"]
 
 
+def test_what_every_kind_is_called_with_is_written_down():
+    assert set(signatures.FORMS) == set(signatures.TABLES)
+
+
+def test_identity_ignores_defaults_and_order_but_nothing_else():
+    plain = cell()
+    assert cells.identity(plain) == cells.identity(cell(validation=0, monitor_every=1))
+    assert cells.identity(plain) == cells.identity(dict(reversed(plain.items())))
+    assert cells.identity(plain) != cells.identity(cell(seed=7))
+    assert cells.identity(plain) != cells.identity(cell(validation=10))
+    assert len(cells.identity(plain)) == 12
+
+
 def test_an_int_and_the_same_float_are_one_cell():
     one, two = cell(), cell()
     one["algorithm"]["local"]["lr"], two["algorithm"]["local"]["lr"] = 1, 1.0
     assert cells.identity(cells.canonical(one)) == cells.identity(cells.canonical(two))
 
 
+def test_canonical_is_idempotent():
+    assert cells.canonical(cell()) == cell()
+
+
 def test_passes_add_up_through_nested_calls():
     local = cell()["algorithm"]["local"]
     assert entry.passes(local["objective"].bound) == entry.Passes(11, 11)
+
+
+def test_a_plugin_extends_the_tables(tmp_path, own_plugins):
+    plugin = tmp_path / "mine.py"
+    plugin.write_text(
+        "from fatbench.engine.rounds import Mixing\n\n\n"
+        "def first_only(updates, context, *, floor: float = 0.0):\n"
+        '    """All weight on the first client."""\n'
+        "    return Mixing([1.0] + [floor] * (len(updates) - 1))\n\n\n"
+        'AGGREGATORS = {"first_only": first_only}\n'
+    )
+    signatures.add_plugin(plugin)
+    spec = calls.check("Aggregator", {"name": "first_only"})
+    assert spec == {"name": "first_only", "floor": 0.0}
+    assert calls.build("Aggregator", spec)([1, 2], None).weights == [1.0, 0.0]
+
+
+OBJECTS = """
+import functools
+from dataclasses import dataclass
+from typing import Annotated
+from annotated_types import Ge, Le
+from fatbench.engine.rounds import Mixing
+from fatbench.suite.entry import AggregatorEntry
+from fatbench.suite.types import Aggregator, Positive, Radius
+
+LEVELS = 255
+
+
+def doubled(function):
+    @functools.wraps(function)
+    def inner(*args, **settings):
+        return Mixing([2 * weight for weight in function(*args, **settings).weights])
+    return inner
+
+
+@doubled
+def decorated(updates, context, *, eps: Radius = 8 / LEVELS, few: Annotated[int, Ge(1), Le(3)] = 2):
+    \"\"\"Decorated.\"\"\"
+    return Mixing([eps] * few)
+
+
+def power(q):
+    def powered(updates, context, *, p: Positive | None = q, inner: Aggregator | None = None):
+        return Mixing([float(p)])
+    return powered
+
+
+class Weighted:
+    def __init__(self, by):
+        self.by = by
+
+    def __call__(self, updates, context, *, r: Positive = 2.0):
+        return Mixing([self.by * r])
+
+
+AGGREGATORS = {
+    "decorated": AggregatorEntry(decorated),
+    **{f"power_{q}": power(q) for q in (1, 2)},
+    "weighted": Weighted(3.0),
+    "bound": functools.partial(decorated, eps=0.5),
+}
+"""
+
+
+def test_what_is_registered_may_be_any_object_that_can_be_called(tmp_path, own_plugins):
+    """Decorated, with a computed default and a type of its own; made in a loop; an object; with settings bound.
+
+    Another process knows them by what it is told, and imports nothing to look at them.
+    """
+    plugin = tmp_path / "objects.py"
+    plugin.write_text(OBJECTS)
+    signatures.add_plugin(plugin)
+    assert signatures.names("Aggregator")[-5:] == ["decorated", "power_1", "power_2", "weighted", "bound"]
+    assert calls.check("Aggregator", "decorated") == {"name": "decorated", "eps": 8 / 255, "few": 2}
+    assert signatures.describe("Aggregator", "decorated").summary == "Decorated."
+    power = calls.check("Aggregator", {"name": "power_2", "inner": {"name": "power_1", "p": "1/2"}})
+    assert power == {"name": "power_2", "p": 2, "inner": {"name": "power_1", "p": "1/2", "inner": None}}
+    with pytest.raises(SpecError, match="few: should be less than or equal to 3, got 4"):
+        calls.check("Aggregator", {"name": "decorated", "few": 4})
+
+    def weights(name: str, **settings: Any) -> list[float]:
+        return calls.build("Aggregator", calls.check("Aggregator", {"name": name, **settings}))([], None).weights
+
+    assert weights("decorated", eps="1/4") == [0.5, 0.5]
+    assert weights("power_1") == [1.0] and weights("power_2") == [2.0]
+    assert weights("weighted") == [6.0]
+    assert weights("bound", few=1) == [1.0]
+
+    said = json.loads(json.dumps(signatures.of_plugins()))
+    signatures.drop_plugins([plugin])
+    source_files.delete(plugin)
+    signatures.add_described({**said, str(plugin): said[str(plugin)]})
+    assert calls.without_defaults(calls.call("Aggregator", power)) == {
+        "name": "power_2", "inner": {"name": "power_1", "p": "1/2"}
+    }  # fmt: skip
+    assert plugin not in source_files._LOADED
+    assert calls.build("Aggregator", {"name": "decorated", "eps": "1/4", "few": 3})([], None).weights == [0.5] * 3
 
 
 @pytest.mark.parametrize(

@@ -214,6 +214,38 @@ def test_only_what_competes_is_tied(both: Store, tmp_path: Path) -> None:
     assert grid.split and grid.footnotes == []
 
 
+def test_one_seed_tells_no_two_methods_apart(both: Store) -> None:
+    """Seed 6 under natural: McNemar's p of FAT shrunk and FAT is below 3e-7, about these two networks. No bold."""
+    suite = files.load("sfat-audit")
+    (grid,) = report.build_tables(suite, suite.plan("jpeg75-precision", [6]), both)
+    ranks = {method: value(grid, method, "natural").rank for method in ("FAT", "FAT shrunk", "SFAT")}
+    assert ranks == dict.fromkeys(ranks, "")
+    assert grid.footnotes == [("°", "the best of its column, not tested: one seed")]
+
+
+def test_a_replicate_is_no_further_cell(both: Store) -> None:
+    """4 of 9 cells were run twice: the suite has 9, and the letters of a cell are not those of its replicate."""
+    from fatbench.cli.shared import cell_in
+    from fatbench.runner import progress
+
+    (cell, *_), *_ = replicates.by_cell(both.database).values()
+    assert progress.by_suite(both)["sfat-audit", "jpeg75-cpu"]["done"] == 9
+    assert both.ids_beginning_with(cell) == [cell] and both.ids_beginning_with(f"{cell}~") == [f"{cell}~1"]
+    assert cell_in(both, cell[:10]) == cell and cell_in(both, f"{cell}~1") == f"{cell}~1"
+
+
+def test_one_table_of_all_options(both: Store, run: Any) -> None:
+    """All of report's choices at once; FAT under PGD-20: bf16 25.6, 24.4; fp32 25.6, 23.0."""
+    text = "report sfat-audit --preset jpeg75-precision --by suite,method --metric pgd20 --select last --format json"
+    for runs, mean in (([], 0.25), (["-k", "run.precision=bf16"], 0.25), (["-k", "run.precision=fp32"], 0.243)):
+        command = [*text.split(), "-c", "report.evaluated=true", *runs, "--db", str(both.database.path)]
+        code, out, err = run(*command)
+        assert not code and "no model has been evaluated with the attacks of 'sfat-audit'" in err
+        rows = json.loads(out)["tables"][0]["rows"]
+        (fat,) = [row for row in rows if row["key"] == {"suite": "sfat-audit", "method": "FAT"}]
+        assert fat["measured"]["pgd20"]["mean"] == pytest.approx(mean)
+
+
 # --- the command -------------------------------------------------------------------------------------------------
 
 

@@ -32,7 +32,7 @@ from fatbench import report
 from fatbench.engine.rounds import Number
 from fatbench.errors import SpecError
 from fatbench.report.formats import html, latex, latex_text, markdown, records, terminal
-from fatbench.report.numbers import doubts, stored
+from fatbench.report.numbers import doubts, stored, table_facts
 from fatbench.report.numbers.long import frame
 from fatbench.report.numbers.points import combined
 from fatbench.report.numbers.sources import EVERY, Source
@@ -306,6 +306,14 @@ def test_best_test_takes_the_round_of_the_best_monitor(tiny: Suite, best: int, p
     assert at(told, "FAT", "PGD-20", "Non-IID").mean == pytest.approx(0.325)
 
 
+def test_no_published(tiny: Suite) -> None:
+    plan = tiny.plan("paper")
+    grids = build(tiny, plan, rows_of(plan, VALUES), published=False)
+    assert not any(grid.has_published for grid in grids)
+    for name in report.FORMATS:
+        assert "57.45" not in report.render(grids, name)
+
+
 def test_an_accuracy_by_class_is_a_fraction_with_the_class_in_brackets(tmp_path: Path) -> None:
     """natural_class of class 3 is 0.25 after the last round, as a per cent."""
     text = SUITE.replace('client 1: "train:train_accuracy[1]"', 'client 1: "train:natural_class[3]"')
@@ -346,6 +354,15 @@ def test_published_mistakes(tmp_path: Path) -> None:
         build(bad, bad.plan("paper"), [])
 
 
+def test_a_published_flag_marks_the_column_it_names(paper: list[Sheet]) -> None:
+    assert at(paper[0], ODD, "natural", "IID").published_mark == "a"
+    assert at(paper[0], ODD, "natural", "Non-IID").published_mark == ""
+    assert paper[0].footnotes == [
+        ("a", "as published: iid_natural is 68.43 in another table"),
+        ("°", "the best of its column, not tested: no per-image outcomes"),
+    ]
+
+
 def test_a_published_number_that_a_constant_has_is_marked(tmp_path: Path) -> None:
     """CIFAR-10 has ten classes of 1,000 test images each: 9.58 % is below a network that always says the same."""
     low = written(tmp_path, published=PUBLISHED.replace("32.58", "9.58"))
@@ -353,6 +370,46 @@ def test_a_published_number_that_a_constant_has_is_marked(tmp_path: Path) -> Non
     value = at(grid, "FAT", "PGD-20", "Non-IID")
     assert (value.published_flag, value.published_mark) == ("not above a constant classifier, 10 %", "a")
     assert at(grid, "FAT", "natural", "Non-IID").published_flag == ""
+
+
+def test_a_published_number_that_is_asked_about_is_marked(
+    tmp_path: Path, run: Callable[..., tuple[int, str, str]]
+) -> None:
+    """A paper's table with its YAML file: PGD-20 leaves more than no attack; `check` counts it, the table marks it."""
+    suite = written(tmp_path, published=PUBLISHED.replace("32.58", "62.58"))
+    description = tmp_path / "published" / "tiny.yaml"
+    description.write_text("paper: tiny\nread: here\ntables: [{file: tiny.csv, table: 1, radius: 8/255}]\n")
+    grid = build(suite, suite.plan("paper"), [])[0]
+    asked = "at most 62.58 %, by the weaker attack of its row"
+    assert at(grid, "FAT", "PGD-20", "Non-IID").published_flag == asked
+    assert ("a", f"as published: {asked}") in grid.footnotes
+    assert at(grid, ODD, "PGD-20", "Non-IID").published_flag == ""
+    code, text, _ = run("check", str(tmp_path / "tiny.yaml"))
+    assert code == 0 and "asked about in tiny.csv: 3 of its numbers (fatbench audit " in text
+    description.write_text("name: tiny.csv\ntables: []\n")  # a suite, say
+    assert at(build(suite, suite.plan("paper"), [])[0], "FAT", "PGD-20", "Non-IID").published_flag == ""
+
+
+def test_unequal_classes_have_a_constant_too() -> None:
+    """CelebA's classes are two, whatever their shares: a constant has at least half."""
+    suite = files.load("sfat-celeba")
+    values = [
+        value for grid in build(suite, suite.plan("paper"), []) for value in grid.all() if value.published is not None
+    ]
+    flags = {value.published_flag: value.published < 0.5 for value in values}
+    assert flags == {"not above a constant classifier, 50 %": True, "": False}
+
+
+def test_rows_on_other_data_are_not_compared(tmp_path: Path) -> None:
+    """An accuracy on SVHN is no better than one on CIFAR-10: each data set has its own best."""
+    text = SUITE.replace("IID: {partition: {name: iid, clients: 5}}", "SVHN: {data: {name: svhn, variant: jpeg75}}")
+    text = text.replace("split: IID", "split: SVHN").replace("    across: [split]\n", "")
+    text = text.replace("    rows: [method]\n", "    rows: [split, method]\n", 1)
+    two = written(tmp_path, without_published(text))
+    plan = two.plan("paper")
+    values = {**VALUES, ("SVHN", "FAT", 6): accuracies(0.9, 0.5), ("SVHN", ODD, 6): accuracies(0.8, 0.6)}
+    grid = build(two, plan, rows_of(plan, values))[0]
+    assert marks(grid) == ["", "°", "°", "°", ""]
 
 
 SPLIT = "IID: {partition: {name: iid, clients: 5}}"
@@ -475,6 +532,14 @@ def test_a_number_after_a_named_round_is_compared_at_any_checkpoint(tmp_path: Pa
     assert [at(grid, "FAT", heading, "Non-IID").difference for heading in "ab"] == [0.5, None]
     said = "published/tiny.csv, best round on the test set; difference = measured - published, of the same round"
     assert notes(grid)["published"] == said
+
+
+def test_other_images_have_no_difference(tmp_path: Path) -> None:
+    found = written(tmp_path, SUITE.replace("data: {name: cifar10}", "data: {name: cifar10, variant: jpeg75}"))
+    plan = found.plan("paper")
+    grid = build(found, plan, rows_of(plan, VALUES))[0]
+    assert at(grid, "FAT", "natural", "Non-IID").difference is None
+    assert notes(grid)["published"].endswith("no difference shown: the settings are not the paper's")
 
 
 # --- radii, and the clients' own accuracies ----------------------------------------------------------------------
@@ -820,6 +885,27 @@ def test_mixed_provenance_is_said(tiny: Suite, change: dict[str, Any], said: str
     assert json.loads(report.render(grids, "json"))["tables"][0]["mixed"]
 
 
+def test_training_and_evaluation_on_other_machines(tiny: Suite) -> None:
+    plan = tiny.plan("paper")
+    rows = rows_of(plan, VALUES)
+    for row in rows:
+        if row["stage"] == "train":
+            row["provenance"] = {**row["provenance"], "precision": "bf16"}
+    mixed = [text for what, text in build(tiny, plan, rows)[0].notes if what == "MIXED"]
+    expected = "precision: fp32 (natural, PGD-20, AA of 7 cells); bf16 (training of 7 cells)"
+    assert mixed == [expected]
+
+
+def test_mixed_numbers_of_images_are_said(tiny: Suite) -> None:
+    plan = tiny.plan("paper")
+    rows = rows_of(plan, VALUES)
+    next(row for row in rows if row["metric"] == "natural")["n"] = 500
+    grid = build(tiny, plan, rows)[0]
+    assert ("MIXED", "natural test images of cifar10: 500, 10000") in grid.notes
+    expected = "500 and 10000 for natural, 10000 for PGD-20, AA"
+    assert notes(grid)["data"] == f"CIFAR-10, variant jpeg75: not the published files; test images: {expected}"
+
+
 # --- formats -----------------------------------------------------------------------------------------------------
 
 
@@ -832,6 +918,21 @@ def test_golden(tiny: Suite, preset: str, name: str) -> None:
     if os.environ.get("FATBENCH_UPDATE_GOLDEN"):
         file.write_text(text, encoding="utf-8")
     assert text == file.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", report.FORMATS)
+def test_a_reduced_preset_is_labelled_in_every_format(tiny: Suite, name: str) -> None:
+    plan = tiny.plan("smoke")
+    grids = build(tiny, plan, rows_of(plan, VALUES))
+    text = report.render(grids, name)
+    label = "SMOKE PRESET - not comparable with published numbers"
+    assert text.count(label) >= len(grids) == 2
+    assert all(grid.title.endswith(f"[{label}]") for grid in grids)
+    if name == "csv":
+        assert all(row["label"] == label and row["preset"] == "smoke" for row in csv.DictReader(io.StringIO(text)))
+    if name == "json":
+        assert all(label in table["title"] for table in json.loads(text)["tables"])
+    assert "SMOKE" not in report.render(build(tiny, tiny.plan("paper"), []), name)
 
 
 def test_attacks_that_were_added_to_a_preset_have_columns(tiny: Suite, tmp_path: Path) -> None:
@@ -897,6 +998,13 @@ def test_csv_has_a_line_a_number(paper: list[Sheet]) -> None:
     }  # fmt: skip
     missing = next(r for r in rows if (r["method"], r["split"], r["metric"]) == (ODD, "IID", "natural"))
     assert (missing["mean"], missing["seeds"], missing["published"]) == ("", "", "0.6743")
+
+
+def test_csv_has_the_shortest_number_of_15_digits(paper: list[Sheet]) -> None:
+    """0.325 - 0.3258 is -0.0007999999999999674 in binary; JSON keeps it."""
+    text = report.render(paper, "csv")
+    assert ",0.3258,0.0001,last,-0.0008," in text and not re.search(r"\d\.\d*00000\d|\d\.\d*99999", text)
+    assert "-0.0007999999999999674" in report.render(paper, "json")
 
 
 @pytest.mark.parametrize(
@@ -973,6 +1081,9 @@ def test_every_number_printed_is_in_the_data(tiny: Suite, seed: int) -> None:
         assert found == allowed, name
 
 
+AWKWARD = r"a_b & 5% #1 {x} ~ ^ \\ $ | <i> *b* `c` ε K̂ 漢"
+
+
 # --- each format's own ways --------------------------------------------------------------------------------------
 
 
@@ -982,6 +1093,30 @@ def test_escaping() -> None:
     assert latex.escape("ε ≤ K̂ ± é 漢 ﬁ") == r"$\varepsilon$ $\leq$ $\hat{K}$ $\pm$ é 漢 fi"
     assert latex_text.printable("é 漢 ± ﬁ") == (r"é ? $\pm$ fi", ["漢"])
     assert markdown.escape("a_b | *c* <i> & #1") == r"a\_b \| \*c\* \<i\> &amp; \#1"
+
+
+def awkward(tmp_path: Path) -> list[Sheet]:
+    """The paper grids with every text replaced by one full of special characters."""
+    text = without_published(SUITE).replace(ODD, "odd").replace("Accuracy of FAT & co. (100%)", "TITLE")
+    plain = written(tmp_path, text)
+    plan = plain.plan("smoke")
+    return [
+        replace(
+            grid, name=AWKWARD, axes=[AWKWARD], entries=grid.entries.assign(**{f"axis:{AWKWARD}": AWKWARD}),
+            notes=[*grid.notes, (AWKWARD, AWKWARD)], footnotes=[*grid.footnotes, ("†", AWKWARD)],
+        )
+        for grid in build(plain, plan, rows_of(plan, VALUES))
+    ]  # fmt: skip
+
+
+def test_special_characters_in_every_format(tmp_path: Path) -> None:
+    grids = awkward(tmp_path)
+    page = report.render(grids, "html")
+    assert "<i>" not in page and "&lt;i&gt;" in page
+    assert AWKWARD in report.render(grids, "terminal").replace("\n", " ")
+    assert AWKWARD in [row[AWKWARD] for row in csv.DictReader(io.StringIO(report.render(grids, "csv")))]
+    cells = [line.replace(r"\|", "") for line in report.render(grids, "markdown").splitlines() if line.startswith("|")]
+    assert len({line.count("|") for line in cells[: len(grids[0].rows) + 2]}) == 1  # no label opened a column
 
 
 needs_latex = pytest.mark.skipif(not shutil.which("pdflatex"), reason="pdflatex is not installed")
@@ -1023,6 +1158,13 @@ def test_latex_compiles_and_fits(tiny: Suite, tmp_path: Path) -> None:
     grids = build(tiny, plan, rows_of(plan, VALUES))
     said = compiled(report.render(grids, "latex"), tmp_path)
     assert "Overfull" not in said and "too large" not in said
+
+
+@pytest.mark.nightly
+@needs_latex
+def test_latex_of_special_characters_compiles(tmp_path: Path) -> None:
+    said = compiled(report.render(awkward(tmp_path), "latex"), tmp_path)
+    assert "Missing character" not in said
 
 
 def big(folder: Path, rows: int, headings: int) -> list[Sheet]:
@@ -1322,6 +1464,25 @@ def test_paired_outcomes_are_read_from_the_database(
     assert (value.mean, value.doubts) == (0.75, () if said is None else (said,))
 
 
+def test_the_preset_with_most_cells_is_shown(tiny: Suite, tmp_path: Path) -> None:
+    """A pilot of one cell in the first preset hides nothing; of as many cells the first is shown."""
+    paper, smoke = tiny.plan("paper").unique(), tiny.plan("smoke").unique()
+    assert 1 < len(smoke) < len(paper)
+    with Store.open(str(tmp_path / "test.db"), create=True) as store:
+        for stored_cells, shown in ((paper[:1], "paper"), (smoke, "smoke"), (paper, "paper")):
+            for cell in stored_cells:
+                store.add_cell(cell.id, cell.spec)
+            assert progress.preset_run(tiny, store) == shown
+
+
+def test_rows_stand_in_blocks_of_the_first_axis_of_rows(tmp_path: Path) -> None:
+    """The suite's axes are split, then method: of a table by method, then split, every method's rows stand together."""
+    text = without_published(SUITE).replace("rows: [method]\n    across: [split]\n", "rows: [method, split]\n")
+    grid = build(suite := written(tmp_path, text), suite.plan("paper"), [])[0]
+    methods = [row.key["method"] for row in grid.rows]
+    assert methods == sorted(methods, key=methods.index) and len({*methods}) < len(methods)
+
+
 def test_what_was_computed_with_other_images_says_so_in_every_view(tiny: Suite, tmp_path: Path) -> None:
     """The newest run has read other images: no image is hashed for that, and an unknown fingerprint is no change."""
     plan = tiny.plan("paper")
@@ -1404,6 +1565,22 @@ def test_the_settings_of_every_attack_stand_under_the_table(tmp_path: Path) -> N
         " AA = autoattack(eps=8/255)"
     )
     assert [spec["eps"] for spec in grid.attacks["pgd20"]] == ["4/255", "8/255"]
+
+
+def test_footers_do_not_tell_in_which_order_files_were_imported() -> None:
+    runs = [
+        (cell, table_facts.origin({"device": device, "commit": commit, "attack": attack, "versions": {"torch": torch},
+                                  "data": {"name": "digits", "variant": None, "fingerprint": commit}}))
+        for cell, device, commit, attack, torch in (
+            ("a", "cpu", "b2", "z 2", "2.9"), ("b", "cuda", "a1", "a 1", "2.10"), ("c", "cuda", "c3", "a 1", "2.10"),
+        )
+    ]  # fmt: skip
+    notes = []
+    for order in (runs, runs[::-1]):
+        facts = table_facts.Facts((cell, "digits", "pgd20", 10, "pgd20-1@1", origin) for cell, origin in order)
+        notes.append([*facts.notes()])
+    assert notes[0] == notes[1]
+    assert dict(notes[0])["machine"].startswith("2 devices") and facts.mixed()["device"].startswith("cuda (")
 
 
 def test_what_no_paper_prints_is_called_a_formula_in_every_format(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import math
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import members
@@ -29,6 +30,7 @@ from fatbench.methods.aggregators import AGGREGATORS
 from fatbench.methods.algorithms import ALGORITHMS
 from fatbench.methods.algorithms.fltrust import trust
 from fatbench.methods.objectives import standard
+from fatbench.suite import calls, facts
 from fatbench.testing import initial_state, local, small_problem
 
 MODULES = (robust_aggregators, filtering_aggregators)
@@ -440,6 +442,36 @@ def standard_or_nan(model: nn.Module, x: Tensor, y: Tensor, generator: Any, clie
     return loss * (math.nan if client == breaks else 1.0), correct
 
 
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        ([0, 0, 0], "got 0 at client 0"),
+        ([1, 0, 2], "got 0 at client 1"),
+        ([1, 2, -3], "got -3 at client 2"),
+        ([1, 2.5, 3], "got 2.5 at client 1"),
+        ([1, math.nan, 3], "got nan at client 1"),
+        ([math.inf, 2, 3], "got inf at client 0"),
+        ([1, "2", 3], "got 2 at client 1"),
+        ([1, None, 3], "got None at client 1"),
+    ],
+)
+@pytest.mark.parametrize("name", ["samples", "geometric_median"])
+def test_a_client_has_a_whole_number_of_examples(name: str, sizes: list[Any], message: str) -> None:
+    with pytest.raises(SpecError, match=f"sizes: expected whole numbers of at least 1, {message}"):
+        fatbench.aggregate(name, [torch.ones(2)] * 3, sizes=sizes)
+
+
+def test_more_malicious_clients_than_an_aggregator_is_made_for_are_refused() -> None:
+    for name, at_most in (("multi_krum", 2), ("bulyan", 2), ("trimmed_mean", 2), ("coordinate_median", 5)):
+        given = {"name": name, **({} if name == "coordinate_median" else {"byzantine": 2})}
+        call = calls.call("Aggregator", calls.check("Aggregator", given))
+        for malicious in (at_most, at_most + 1):
+            known: Any = SimpleNamespace(cohort=11, malicious=malicious)
+            found = [r.reason for r in facts.refusals(call, known, "aggregator")]
+            assert bool(found) == (malicious > at_most)
+    assert found == ["6 malicious clients of 11, coordinate_median bears at most 5"]
+
+
 # --- how many malicious clients -----------------------------------------------------------------------------------
 
 
@@ -453,3 +485,36 @@ def test_running_averages_stay_possible(name: str) -> None:
     assert all(bool((mixed[key] > 0).all()) for key in mixed if key.endswith("running_var"))
     assert mixed["bn1.num_batches_tracked"].dtype == torch.int64
     assert torch.equal(mixed["fixed"], updates[0].model["fixed"])
+
+
+REFUSED = [
+    ({"name": "trimmed_mean", "byzantine": 3}, 6, "none of 6 clients is left"),
+    ({"name": "krum", "byzantine": 2}, 6,
+     "Krum needs 7 clients in a round to tolerate 2 malicious ones, and there are 6"),
+    ({"name": "multi_krum", "byzantine": 1, "keep": 7}, 6, "keep: 7 is more than the 6 clients"),
+    ({"name": "bulyan", "byzantine": 1}, 6,
+     "Bulyan needs 7 clients in a round to tolerate 1 malicious ones, and there are 6"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("spec", "cohort", "message"), REFUSED)
+def test_too_many_malicious_clients_are_refused(spec: dict[str, object], cohort: int, message: str) -> None:
+    def reasons(clients: int) -> list[str]:
+        cell: Any = SimpleNamespace(cohort=clients, malicious=0)
+        return [one.reason for one in facts.refusals(calls.call("Aggregator", spec), cell, "aggregator")]
+
+    found = reasons(cohort)
+    assert found and message in found[0]
+    assert not reasons(cohort + 1)
+
+
+def test_too_few_clients_of_a_caller_of_ours() -> None:
+    updates, at = vectors([[0.0]] * 4)
+    with pytest.raises(ValueError, match="krum: byzantine=1 needs 5 clients in a round, and there are 4"):
+        AGGREGATORS["krum"](updates, at, byzantine=1)
+    updates, at = vectors([[0.0]] * 5)
+    refused = [replace(update, refused=1) for update in updates]
+    with pytest.raises(ValueError, match="bulyan: byzantine=1 needs 7 clients in a round, and there are 6"):
+        AGGREGATORS["bulyan"](refused, at, byzantine=1)
+    with pytest.raises(SpecError, match="byzantine"):
+        calls.check("Aggregator", {"name": "krum", "byzantine": -1})

@@ -37,6 +37,10 @@ class Body(nn.Module):
         return self.after(self.sign * scale * self.linear(x.flatten(1)) + self.shift)
 
 
+class Renamed(Body):
+    """The same network under another name."""
+
+
 class Negated(Body):
     sign = -1.0
 
@@ -102,6 +106,29 @@ def test_a_global_that_a_network_reads_belongs_to_it(tmp_path: Path, monkeypatch
     assert evaluated(Body(), db) == evaluated(Body(), None) != first
 
 
+def test_another_text_of_the_same_network_computes_nothing(tmp_path: Path) -> None:
+    db = tmp_path / "a.db"
+    first = evaluated(Body(), db)
+    before = stored(db)
+    assert evaluated(Renamed(), db) == first
+    assert stored(db) == before and len(before) == 1
+
+
+def test_what_an_interruption_left_is_not_gone_on_with_by_another_network(tmp_path: Path) -> None:
+    db = tmp_path / "a.db"
+    module = Body()
+    module.left = 8
+    with pytest.raises(KeyboardInterrupt):
+        evaluated(module, db)
+    module.sign, module.left = -1.0, 10**9
+    assert evaluated(module, db) == evaluated(module, None)
+    module.sign = 1.0
+    assert evaluated(module, db) == evaluated(module, None)
+    with Store.open(str(db)) as store:
+        known = [run["answers"] for run in store.runs() if run["stage"].startswith("fgsm")]
+    assert len(known) == 3 and known[0] == known[2] != known[1]  # the first network's work is gone on with
+
+
 def test_results_without_answers_are_found_by_weights_and_code(tmp_path: Path, monkeypatch) -> None:
     db = tmp_path / "a.db"
     with monkeypatch.context() as context:
@@ -110,6 +137,17 @@ def test_results_without_answers_are_found_by_weights_and_code(tmp_path: Path, m
     evaluated(Body(), db, attacks=["fgsm", "{name: pgd, eps: 10/255, step: 2/255, steps: 2}"])
     ((_, stages),) = stored(db).items()
     assert [stage.partition("-")[0] for stage in stages] == ["train", "natural", "fgsm", "pgd2"]
+
+
+def test_a_name_that_is_not_taken_is_said(tmp_path: Path, capsys) -> None:
+    db = tmp_path / "a.db"
+    evaluated(Body(), db, name="first")
+    evaluated(Body(), db)
+    assert capsys.readouterr().err == ""
+    evaluated(Body(), db, name="second")
+    ((cell, _),) = stored(db).items()
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "'first'" in line and "'second'" in line and f"fatbench delete {cell}" in line
 
 
 def test_data_that_changed_in_place_is_attacked_anew(tmp_path: Path) -> None:
@@ -135,3 +173,37 @@ def test_data_that_changed_in_place_is_attacked_anew(tmp_path: Path) -> None:
         assert len(store.cells()) == 1
         held = {row.run for row in store.stages().values()}
         assert len({run["data"]["fingerprint"] for run in store.runs() if run["id"] in held}) == 1
+
+
+NET = """\
+import torch
+from torch import nn
+from parts import SIGN
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(64, 10)
+    def forward(self, x):
+        return SIGN * self.linear(x.flatten(1))
+def make():
+    return Net()
+"""
+
+
+def test_a_network_of_a_file_is_what_it_answers(tmp_path: Path) -> None:
+    db, net = tmp_path / "a.db", tmp_path / "net.py"
+    torch.manual_seed(0)
+    torch.save(nn.ModuleDict({"linear": nn.Linear(64, 10)}).state_dict(), tmp_path / "w.pt")
+
+    def row(**more: object) -> dict[str, float]:
+        return evaluated(tmp_path / "w.pt", db, network=f"{net}:make", **more)
+
+    net.write_text(NET)
+    (tmp_path / "parts.py").write_text("SIGN = +1\n")
+    first = row()
+    net.write_text(f"# a comment\n{NET.replace('Net', 'Other')}")
+    assert row() == first and len(stored(db)) == 1
+    (tmp_path / "parts.py").write_text("SIGN = -1\n")
+    other = row(attacks=["fgsm", "{name: pgd, eps: 10/255, step: 2/255, steps: 2}"])
+    assert other["natural"] != first["natural"] and set(other) == {"natural", "fgsm", "pgd2"}
+    assert sorted(map(len, stored(db).values())) == [3, 4]

@@ -299,6 +299,18 @@ def test_a_driver_that_starts_again_follows_what_is_in_the_queue(jobs, machine, 
     assert not pools(machine)
 
 
+def test_a_controller_that_does_not_answer_ends_nothing(fake_slurm):
+    fake_slurm("exit 1")
+    assert queue.states(["77_0"]) == {}
+
+
+def test_an_array_cancelled_while_it_waits_is_one_line(fake_slurm):
+    fake_slurm('echo "77|CANCELLED|None"; echo "77_1|RUNNING|None"; echo "78_0|PENDING|(a|b)"')
+    found = queue.states(["77_0", "77_1", "78_0", "79_0"])
+    assert [found[job].state for job in found] == ["CANCELLED", "RUNNING", "PENDING", "GONE"]
+    assert found["78_0"].reason == "(a|b)"
+
+
 def test_sbatch_is_asked_whether_it_would_take_a_job(fake_slurm, jobs, machine, capsys):
     """Where it answers: else a plan is a plan all the same."""
     asked = 'case "$*" in *--test-only*) echo "{}" >&2; exit {};; esac;'
@@ -412,6 +424,11 @@ def test_a_process_whose_job_slurm_has_started_elsewhere_ends(jobs, machine, mon
         pool.enter("77", "n2")
         monkeypatch.undo()
         assert work.stop() == 1
+
+
+def test_what_is_stored_of_a_run_holds_no_address(jobs, machine):
+    secret = Work(jobs, replace(machine, db="postgresql://u:geheim@host/x"))
+    assert "geheim" not in secret.text() and Work.parsed(secret.text(), secret.machine.db) == secret
 
 
 def test_another_user_s_run_on_the_same_database_is_left_alone(jobs, machine, fake_slurm, monkeypatch):

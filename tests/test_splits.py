@@ -131,6 +131,15 @@ def test_a_run_is_refused_before_it_starts(suite: Any) -> None:
     assert not Path("fatbench.db").exists() or fatbench.results("wrong.yaml", stage=None).empty
 
 
+def test_images_that_are_dealt_twice_are_said(suite: Any, forks: None) -> None:
+    """Client 1 is a copy of client 0, with five images twice."""
+    done = suite("[range(20), [*range(20), *range(5)], range(20, 60)]")
+    assert done["status"].tolist() == ["done"], done
+    table = fatbench.table("wrong.yaml")
+    said = {reason for row in table.grids[0].rows for value in row.values[0] for reason in value.doubts}
+    assert {"5 training images are dealt to a client twice", "20 training images are dealt to several clients"} <= said
+
+
 def test_each_image_that_is_dealt_twice_counts_once() -> None:
     assert of([[0, 0, 0, 1, 1], [2, 3]]).doubts == {"training images are dealt to a client twice": 2}
     assert of([[0, 1], [1, 2], [1, 3]]).doubts == {"training images are dealt to several clients": 1}

@@ -24,18 +24,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import insert, select, text, update
+from sqlalchemy import func, insert, select, text, update
 
 from fatbench.engine.rounds import Number
 from fatbench.errors import DatabaseError
-from fatbench.store import database, jsonl
+from fatbench.store import database, jsonl, schema
 from fatbench.store.cleanup import delete_cell
+from fatbench.store.database import NETWORK
 from fatbench.store.grid_points import Point
 from fatbench.store.integrity import check
-from fatbench.store.liveness import is_gone
+from fatbench.store.liveness import is_gone, this_machine
 from fatbench.store.numbers import append
 from fatbench.store.rows import current_time
-from fatbench.store.schema import CELLS, RUNS, STAGES, VERSION
+from fatbench.store.schema import CELLS, OUTCOME_CHUNKS, RUNS, STAGES, VERSION
 from fatbench.store.stages import LeaseLost, StageRow, Store
 
 pytest_plugins = ("databases",)
@@ -187,6 +188,20 @@ def test_stages_are_claimed_one_by_one(store: Store) -> None:
     assert claim(store, "a@1") is None
 
 
+def test_an_unknown_cell_cannot_be_claimed(store: Store) -> None:
+    with pytest.raises(ValueError, match="unknown cell nobody"):
+        claim(store, cell="nobody")
+
+
+def test_a_known_cell_stays_as_it_is(store: Store) -> None:
+    """Identity leaves out defaults, so the same id may come with a spec that names more of them."""
+    store.add_cell(CELL, {**SPEC, "new": "default"})
+    store.add_cells({"b": {"seed": 2**80}, "a": {}})
+    assert store.cells() == {CELL: SPEC, "a": {}, "b": {"seed": 2**80}}
+    assert list(store.cells()) == sorted([CELL, "a", "b"])
+    assert store.cells(["a", "c"]) == {"a": {}}
+
+
 def test_restart_takes_back_an_unfinished_stage(store: Store) -> None:
     run = taken(store)
     store.commit(run, numbers=[Number("loss", 2.5, 1)], round=1, checkpoint="lost", record={"a": 1})
@@ -328,6 +343,13 @@ def test_a_number_is_written_once(store: Store) -> None:
     assert (row(store).round, row(store).checkpoint, len(store.measurements())) == (1, None, 1)
 
 
+def test_rounds_do_not_go_back(store: Store) -> None:
+    run = taken(store)
+    store.commit(run, round=2)
+    with pytest.raises(ValueError, match="round 1 after round 2"):
+        store.commit(run, round=1)
+
+
 def test_a_commit_of_the_same_round_adds_to_it(store: Store) -> None:
     run = taken(store)
     store.commit(run, numbers=[Number("a", 1.0, 1)], round=1)
@@ -341,6 +363,24 @@ def test_a_failed_stage_stays_failed_when_its_run_is_released(store: Store) -> N
     store.release(run)
     assert (row(store).status, row(store).error) == ("failed", "RuntimeError: no")
     assert [(r["status"], r["error"]) for r in store.runs()] == [("failed", "RuntimeError: no")]
+
+
+def test_there_is_no_negative_zero(store: Store) -> None:
+    """SQLite stores -0.0 as 0.0 and PostgreSQL does not: exports of the two would differ."""
+    store.commit(taken(store), numbers=[Number("drift", -0.0, 1)], round=1)
+    assert math.copysign(1, store.measurements()[0]["value"]) == 1
+
+
+def test_a_record_must_be_json(store: Store) -> None:
+    run = taken(store)
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        store.commit(run, round=1, record={"a": math.nan})
+    assert row(store).round == 0
+
+
+def test_provenance_cannot_pose_as_a_column(store: Store) -> None:
+    with pytest.raises(ValueError, match="provenance: 'uid' is reserved for the database"):
+        claim(store, uid="0")
 
 
 # --- whose stage it is -------------------------------------------------------------------------------------------
@@ -416,6 +456,28 @@ def test_how_a_file_is_opened(
     assert opened == [f"file:{path}?mode={without_log}", f"file:{path}?mode={mode}"]
 
 
+def test_a_reused_pid_is_not_the_old_process(store: Store) -> None:
+    """Our own pid is alive, but this process did not start when the run's did."""
+    run = taken(store)
+    with store.database.writing() as connection:
+        connection.execute(update(RUNS).values(process=f"{this_machine()} 1"))
+    assert taken(store) != run
+
+
+def test_a_zombie_is_dead(store: Store) -> None:
+    """A killed worker that nobody has waited for still has its pid."""
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    try:
+        run = taken(store, pid=child.pid)
+        assert claim(store) is None
+        child.kill()
+        while Path(f"/proc/{child.pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
+            time.sleep(0.01)
+        assert taken(store) != run
+    finally:
+        child.communicate()
+
+
 def test_another_machine_is_given_fifteen_minutes(store: Store) -> None:
     run = taken(store, host="elsewhere", pid=1)
     assert claim(store) is None
@@ -449,6 +511,10 @@ def test_who_is_gone(monkeypatch: pytest.MonkeyPatch, theirs: str | None, expect
     monkeypatch.setattr("fatbench.store.liveness.this_machine", lambda: f"{MACHINE} {BOOT} {NAMESPACE}")
     assert is_gone(socket.gethostname(), os.getpid(), theirs) is expected
     assert not is_gone("elsewhere", os.getpid(), theirs)
+
+
+def _no_file(*_: Any, **__: Any) -> str:
+    raise FileNotFoundError
 
 
 # --- many processes ----------------------------------------------------------------------------------------------
@@ -551,6 +617,16 @@ def test_killed_while_it_is_made(tmp_path: Path) -> None:
         assert "intact" in check(path)
 
 
+def test_used_after_a_fork(store: Store) -> None:
+    run = taken(store)
+    child = FORK.Process(target=store.commit, args=(run,), kwargs={"round": 1})
+    child.start()
+    child.join()
+    assert child.exitcode == 0
+    store.commit(run, round=2)
+    assert row(store).round == 2
+
+
 def test_a_reader_does_not_wait_for_a_writer(store: Store) -> None:
     run = taken(store)
     with store.database.writing() as connection:
@@ -608,6 +684,17 @@ def _fill(store: Store, cells: int, metrics: int) -> list[str]:
     return ids
 
 
+def test_more_ids_than_a_statement_has_parameters(store: Store) -> None:
+    """SQLite allows 32,766 in one statement and PostgreSQL 65,535."""
+    ids = _fill(store, 3, 1)
+    many = [*reversed(ids), *(f"x{i}" for i in range(70_000)), ids[0]]
+    assert [m["cell"] for m in store.measurements(many)] == ids
+    some = many[:1200]  # several statements; the others are cut up in the same place
+    assert [cell for cell, _ in store.stages(some)] == ids
+    assert [run["cell"] for run in store.runs(some)] == ids
+    assert list(store.cells(some)) == ids
+
+
 def test_filters(store: Store) -> None:
     for stage in ("a", "b"):
         run = taken(store, stage)
@@ -620,12 +707,33 @@ def test_filters(store: Store) -> None:
     assert store.runs([]) == []
 
 
+def test_order_is_that_of_bytes_everywhere(store: Store) -> None:
+    """A server's language would put "B" between "a" and "c"."""
+    run = taken(store)
+    store.finish(run, [Number(metric, 1.0, 1) for metric in ("b", "B", "a", "_", "é", "c")])
+    assert [m["metric"] for m in store.measurements()] == ["B", "_", "a", "b", "c", "é"]
+
+
 def test_values_come_back_bit_for_bit(store: Store) -> None:
     values = [0.1, 1 / 3, 5e-324, 1e100, -2.5, 0.0, -0.0, 2**53 + 1.0]
     run = taken(store)
     store.finish(run, [Number(f"{i}", value, 1) for i, value in enumerate(values)])
     found = [m["value"] for m in store.measurements()]
     assert [value.hex() for value in found] == [(value + 0.0).hex() for value in values], "and -0.0 is 0.0"
+
+
+def test_clients_share_what_is_said_of_a_round(store: Store) -> None:
+    """A hundred clients: one row says cell, stage, round, metric, run and time, a hundred have a value each."""
+    run = taken(store)
+    store.commit(run, numbers=[Number("w", 1.0, 1), *(Number("w", k / 7, 1, 9, k) for k in range(100))], round=1)
+    with store.database.reading() as connection:
+        assert connection.scalar(select(func.count()).select_from(schema.ROUND_METRICS)) == 1
+    assert [(m["client"], m["value"]) for m in store.measurements()] == [(-1, 1.0), *((k, k / 7) for k in range(100))]
+    store.restart(run)
+    with store.database.reading() as connection:
+        assert [
+            connection.scalar(select(func.count()).select_from(p)) for p in (schema.ROUND_METRICS, schema.VALUES)
+        ] == [0, 0]
 
 
 # --- the schema --------------------------------------------------------------------------------------------------
@@ -679,6 +787,31 @@ def test_two_processes_make_the_schema(store: Store) -> None:
         connection.execute(update(VERSION).values(version_num="9999"))
         with pytest.raises(DatabaseError, match="has schema 9999"):
             store.database._create(connection)
+
+
+def test_no_write_ahead_log_on_a_network_file_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "x.db"
+    Store.open(str(path), create=True).close()
+    monkeypatch.setattr(database, "on_network", lambda path: True)
+    with Store.open(str(path), create=True) as store, store.database.reading() as connection:
+        assert connection.exec_driver_sql("PRAGMA journal_mode").scalar() == "delete"
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [("/home/me/x.db", True), ("/home/local/x.db", False), ("/homes/x.db", False), ("/x.db", False)],
+)
+def test_network_file_systems(monkeypatch: pytest.MonkeyPatch, path: str, expected: bool) -> None:
+    mounts = f"/dev/sda / ext4 rw 0 0\nserver:/home /home {NETWORK[1]} rw 0 0\n/dev/sdb /home/local xfs rw 0 0\n"
+    monkeypatch.setattr(Path, "read_text", lambda self: mounts)
+    assert database.on_network(Path(path)) is expected
+    monkeypatch.setattr(Path, "read_text", _no_file)
+    assert not database.on_network(Path(path))  # elsewhere than on Linux
+
+
+def test_foreign_keys_hold(store: Store) -> None:
+    with pytest.raises(Exception, match=r"(?i)foreign key"), store.database.writing() as connection:
+        connection.execute(insert(OUTCOME_CHUNKS).values(cell="x", stage="y", start=0, n=1, bits=b"\0"))
 
 
 def test_a_second_connection_of_a_process_leaves_the_locks_of_the_first(tmp_path):

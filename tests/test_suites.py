@@ -29,6 +29,7 @@ from fatbench.suite import calls, cost, files, tables, threats
 from fatbench.suite.cells import Cell, Plan
 from fatbench.suite.files import Suite, load
 from fatbench.suite.tables import Table
+from fatbench.suite.types import parse_seeds
 
 ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "suites"
@@ -429,6 +430,38 @@ def test_settings_of_tables_3_and_21(name: str) -> None:
     assert plan(name).checkpoints == ["last", "best-val", "best-test"]
 
 
+def test_tables_stand_in_the_order_of_the_paper() -> None:
+    """Rows by optimizer, variants under the row that they vary; Non-IID left of IID, as in Table 21."""
+    rows = {}
+    for table in read("sfat-cifar10").tables:
+        shown = points(table, plan("sfat-cifar10"))
+        rows[table.id] = list(dict.fromkeys(tuple(p[axis] for axis in table.rows) for p in shown))
+        if table.id == "T21":
+            assert list(dict.fromkeys(p["partition"] for p in shown)) == ["Non-IID", "IID"]
+    pairs = [(o, m) for o in ("FedAvg", "FedProx", "SCAFFOLD") for m in ("FAT", "SFAT")]
+    assert rows["T3"] == pairs
+    assert rows["T21"] == [*pairs, ("Centralized", "AT"), ("Centralized (released)", "AT")]
+    assert rows["T3-variants"][:3] == [("FedAvg", "FAT"), ("FedAvg", "SFAT"), ("FedAvg", "SFAT (released)")]
+
+
+def test_unequal_splits_have_the_published_sizes() -> None:
+    """In shards, as the release deals them: SVHN 5860-26370 is 4 to 18 shards of 1465, 50-16700 is 1 to 334 of 50."""
+    numpy = pytest.importorskip("numpy")
+    from fatbench.methods.partitions import unequal_shards
+
+    shard = {"CIFAR-10": 49_000 // 50, "SVHN": 72_257 // 50}
+    want = {"K=5 6000-13000": (6, 13), "K=10 1000-8000": (1, 8), "K=5 5860-26370": (4, 18), "K=10 1465-13185": (1, 9)}
+    for split, settings in {c.key["split"]: c.spec["partition"] for c in plan("sfat-unequal").cells}.items():
+        dataset, _, rest = split.partition(" ")
+        labels = numpy.arange(49_000 if dataset == "CIFAR-10" else 72_257) % 10
+        keywords = {key: value for key, value in settings.items() if key != "name"}
+        sizes = [len(part) for part in unequal_shards(labels, numpy.random.default_rng(0), None, **keywords)]
+        if rest in want:
+            assert (min(sizes), max(sizes)) == tuple(n * shard[dataset] for n in want[rest])
+        else:
+            assert (min(sizes), max(sizes)) == (50, 16_700)
+
+
 # --- the published numbers ----------------------------------------------------------------------------------------
 
 REPEATS = {"T3-variants", "T3-5-clients", "audit", "T11-variants"}  # show published numbers of other tables again
@@ -577,6 +610,14 @@ def test_published_numbers(name: str, id: str, point: dict[str, str], heading: s
     assert [found for _, _, found in published(table, point)[heading]] == text
 
 
+def test_fgsm_compares_with_the_released_attack_only() -> None:
+    for name, table in _tables():
+        assert table.published is not None
+        assert "FGSM" not in table.published.values, name
+        if "FGSM (released)" in table.published.values:
+            assert (table.values["FGSM (released)"], table.values["FGSM"]) == ("fgsm_sfat", "fgsm")
+
+
 SELECTED = {
     "sfat": "best-test",
     "fat-transformers": "best-test",
@@ -600,6 +641,11 @@ def test_every_published_number_says_of_which_round_it_is() -> None:
             assert "select" in shown.published.model_fields_set, (name, shown.id)
             unknown = shown.published.file.name in ("sfat-t7.csv", "sfat-t8.csv")
             assert shown.published.select == ("unknown" if unknown else SELECTED[paper]), (name, shown.id)
+
+
+def test_only_distances_are_plain_numbers() -> None:
+    plain = {table.id for _, table in _tables() if table.published is not None and table.published.unit == "plain"}
+    assert plain == {"T13", "T14"}
 
 
 # --- how suite files are read -------------------------------------------------------------------------------------
@@ -790,6 +836,22 @@ def test_attacks_can_be_added_to_a_preset_that_does_without() -> None:
         read("april-masks").plan("paper", attacks=["fgsm"])
 
 
+@pytest.mark.parametrize("preset", ["paper", "quick"])
+def test_all_four_attacks_can_be_added_to_every_suite(preset: str) -> None:
+    """But where AutoAttack needs more classes, and where no model is evaluated; at each point with one radius."""
+    every = ("fgsm", "pgd20", "cw", "autoattack")
+    for name in NAMES:
+        plain = plan(name, preset)
+        if name in ("sfat-celeba", "sfat-plane"):
+            with pytest.raises(SpecError, match="AutoAttack's targeted losses need at least 4 classes"):
+                read(name).plan(preset, attacks=every)
+        elif plain.metrics():
+            for cell in read(name).plan(preset, attacks=every).cells:
+                found = {e.label: e.attack["eps"] for e in cell.evaluations if e.label in every}
+                assert {*found} in ({*every}, set()), name
+                assert len(set(found.values())) < 2, name
+
+
 def test_a_preset_takes_an_attack_out(suite_from: Callable[..., Suite]) -> None:
     suite = suite_from(
         ("{note: small,", "{note: small, evaluate: {attacks: {pgd20: null, fgsm: {name: fgsm, eps: 8/255}}},")
@@ -800,6 +862,13 @@ def test_a_preset_takes_an_attack_out(suite_from: Callable[..., Suite]) -> None:
 def test_points_that_are_one_experiment_are_run_once(suite_from: Callable[..., Suite]) -> None:
     plan = suite_from(("ten: {partition: {clients: 10}}", "ten: {}")).plan()
     assert (len(plan.cells), len(plan.unique())) == (4, 2)
+
+
+def test_seeds(suite_from: Callable[..., Suite]) -> None:
+    suite = suite_from(("seeds: [6]", 'seeds: "0-2"'))
+    assert [c.spec["seed"] for c in suite.plan().cells][:3] == [0, 1, 2]
+    assert {c.spec["seed"] for c in suite.plan("paper", seeds=[9]).cells} == {9}
+    assert parse_seeds("0-2,7, 1") == [0, 1, 2, 7]
 
 
 def test_identity_ignores_defaults_and_how_a_suite_is_written(suite_from: Callable[..., Suite]) -> None:
@@ -940,6 +1009,14 @@ def test_refused_in_combination(message: Callable[..., str]) -> None:
         )
         == f"{point}: algorithm: centralized needs 'partition: {{name: iid, clients: 1}}'"
     )
+
+
+def test_a_misspelt_axis_of_a_child_is_no_new_axis(tmp_path: Path) -> None:
+    """A new axis with one label would be silently in every cell, under the parent's identity or another."""
+    child = "name: s\ntitle: s\nextends: sfat-cifar10\naxes: {metod: {mine: {}}}\n"
+    (tmp_path / "s.yaml").write_text(child)
+    with pytest.raises(SpecError, match=r"s.yaml:4: metod: no axis of .*did you mean 'method'"):
+        load(str(tmp_path / "s.yaml"))
 
 
 def test_files_that_are_no_suites(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import secrets
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,7 @@ import pandas
 import pytest
 from sqlalchemy import update
 
+from fatbench import whole_file
 from fatbench.cli import app, streams
 from fatbench.errors import SpecError
 from fatbench.report.numbers.published import Lookup
@@ -146,6 +148,20 @@ def test_a_terminal_of_few_letters_shows_what_it_can(monkeypatch: pytest.MonkeyP
     shown: Any = out.buffer
     letters = {"latin-1": "Dirichlet ? ? 0.5 ? ü", "ascii": "Dirichlet ? ? 0.5 ? ?"}[encoding]
     assert not ended.value.code and shown.getvalue().decode(encoding) == f"{letters}\n"
+
+
+def test_a_temporary_file_is_none_that_somebody_else_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever guesses its name could have made a link there, which would be followed."""
+    target = tmp_path / "precious"
+    target.write_text("mine")
+    file = tmp_path / "out.md"
+
+    monkeypatch.setattr(secrets, "token_hex", lambda size: "guessed")
+    part = file.with_name(".out.md.guessed.part")
+    part.symlink_to(target)
+    with pytest.raises(SpecError, match="File exists"):
+        whole_file.write(file, "table")
+    assert target.read_text() == "mine" and not file.exists() and part.is_symlink()
 
 
 EVIL = "\x1b]0;t\x07\u202ex\x9b2J\ry"

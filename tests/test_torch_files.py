@@ -138,6 +138,12 @@ def test_what_lies_beside_a_state_is_left(tmp_path: Path, kind: str, form: dict[
         assert said == ""
 
 
+def test_all_of_them_at_once(tmp_path: Path) -> None:
+    torch.save({"mine": net().state_dict(), **BESIDE}, file := tmp_path / "net.pt")
+    assert_equal(loaded(file)[0])
+    assert pretrained.read_state("evaluate", file)[1] == ["mine"]
+
+
 # --- tensors, as torch reads them ---------------------------------------------------------------------------------
 
 BASE = torch.arange(24.0).reshape(2, 3, 4)
@@ -183,6 +189,12 @@ def test_tensors_are_what_torch_reads(tmp_path: Path, form: dict[str, Any]) -> N
 OF_LATER = {str(dtype) for dtype in (torch.uint16, torch.uint32, torch.float8_e4m3fn)}
 
 
+def test_tensors_that_share_their_numbers_share_them_here(tmp_path: Path) -> None:
+    torch.save({"a": BASE[0], "b": BASE[1]}, file := tmp_path / "net.pt")
+    found = torch_files.read(file)
+    assert found["a"].untyped_storage().data_ptr() == found["b"].untyped_storage().data_ptr()
+
+
 @pytest.mark.parametrize("protocol", range(2, 6))
 @pytest.mark.parametrize("how", ["torch", "pickle"])
 def test_a_state_of_numpy_arrays(tmp_path: Path, how: str, protocol: int) -> None:
@@ -197,6 +209,12 @@ def test_a_state_of_numpy_arrays(tmp_path: Path, how: str, protocol: int) -> Non
     network, said = loaded(file)
     assert_equal(network)
     assert said == f"net.pt: {NO_COUNTER}"
+
+
+@pytest.mark.parametrize("protocol", range(2, 6))
+def test_a_state_of_tensors_that_pickle_dumped(tmp_path: Path, protocol: int) -> None:
+    (file := tmp_path / "net.pkl").write_bytes(pickle.dumps({"model": net().state_dict()}, protocol))
+    assert_equal(loaded(file)[0])
 
 
 # --- nothing is executed ------------------------------------------------------------------------------------------
@@ -319,6 +337,16 @@ def test_the_files_above_do_execute_where_a_pickle_is_trusted(tmp_path: Path, mo
     assert executed == 7
 
 
+def test_a_class_of_a_file_leaves_nothing_behind(tmp_path: Path) -> None:
+    before = {name: dict(vars(kind)) for name, kind in (("Unbuilt", torch_files.Unbuilt), ("Tensor", Tensor))}
+    for attribute in ("append", "name", "__call__", "__setstate__"):
+        state = b"ctorch\nTensor\nN}" + text(attribute) + text("mine") + b"s\x86b"
+        zipped(tmp_path / "net.pt", dictionary(x=state))
+        with pytest.raises(MachineError, match="damaged"):
+            pretrained.read_state("evaluate", tmp_path / "net.pt")
+    assert before == {"Unbuilt": dict(vars(torch_files.Unbuilt)), "Tensor": dict(vars(Tensor))}
+
+
 def storage(key: str = "0", numel: int = 4, kind: str = "FloatStorage") -> bytes:
     return b"(" + text("storage") + f"ctorch\n{kind}\n".encode() + text(key) + text("cpu") + integer(numel) + b"tQ"
 
@@ -358,6 +386,14 @@ def test_a_tensor_stays_inside_its_storage(tmp_path: Path, value: bytes, readabl
             external_network.load(nn.Linear(3, 2), "net.pt", state)
         return
     with pytest.raises(MachineError, match=r"cannot read .*net\.pt"):
+        pretrained.read_state("evaluate", file)
+
+
+def test_a_compressed_file_is_not_unpacked(tmp_path: Path) -> None:
+    with zipfile.ZipFile(file := tmp_path / "net.pt", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("net/data.pkl", dictionary(w=tensor()))
+        archive.writestr("net/data/0", b"\0" * 10_000_000)
+    with pytest.raises(MachineError, match=r"it is compressed, which torch\.save never does"):
         pretrained.read_state("evaluate", file)
 
 
@@ -482,6 +518,22 @@ def test_a_network_around_the_one_of_the_state(tmp_path: Path) -> None:
     assert_equal(network[1])
 
 
+def test_more_than_the_network_is_not_left_out_unasked(tmp_path: Path) -> None:
+    """A mean beside the network's layers, or two networks: one is chosen by its start."""
+    with_mean = named("1.{}".format, **{"0.mean": torch.zeros(3)})
+    torch.save({"state_dict": with_mean}, file := tmp_path / "net.pt")
+    with pytest.raises(SpecError, match=r"every name is there below '1': choose with entry"):
+        loaded(file)
+    for entry in ("1", "state_dict.1"):
+        assert_equal(loaded(file, entry)[0])
+    two = {**named("student.{}".format), **{f"teacher.{n}": v for n, v in net(5.0).state_dict().items()}}
+    torch.save(two, file)
+    with pytest.raises(SpecError, match=r"every name is there below 'student, teacher': choose with entry"):
+        loaded(file)
+    assert_equal(loaded(file, "student")[0])
+    assert_equal(loaded(file, "teacher")[0], net(5.0))
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
@@ -583,3 +635,23 @@ def test_real_numbers_of_any_size_are_weights(tmp_path: Path, dtype: torch.dtype
     state = {name: value.to(dtype) for name, value in net().state_dict().items()}  # the counter, too
     torch.save(state, file := tmp_path / "net.pt")
     assert_equal(loaded(file)[0])
+
+
+def test_a_whole_module_is_no_state(tmp_path: Path) -> None:
+    for content in (net(), {"model": net(), "epoch": 3}):
+        torch.save(content, file := tmp_path / "net.pt")
+        with pytest.raises(SpecError, match=r"holds pickled Python objects, not a state dict: torch.save\(model"):
+            loaded(file)
+
+
+def test_what_is_left_unbuilt_has_no_address_of_memory_in_a_message(tmp_path: Path) -> None:
+    torch.save({"where": Path("x"), b"name": 1}, file := tmp_path / "net.pt")  # the name, too, is an object there
+    shown = repr(torch_files.read(file))
+    assert "Path" in shown and "_codecs.encode" in shown and " at 0x" not in shown
+
+
+def test_published_weights_behind_a_start(tmp_path: Path) -> None:
+    torch.save(named("_orig_mod.module.{}".format, n_averaged=torch.tensor(1)), file := tmp_path / "net.pt")
+    state, start = pretrained.without_start(pretrained.from_file("vit", file))
+    assert start == "_orig_mod.module." and state.keys() == net().state_dict().keys()
+    assert pretrained.without_start(net().state_dict())[1] == ""

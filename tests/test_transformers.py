@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from fatbench.errors import MachineError
+from fatbench.errors import MachineError, SpecError
 from fatbench.models import MODELS, logit_parameters
 from fatbench.models.heads import ClsVisHead, cross_covariance, power_normalised
 from fatbench.models.pretrained import from_file
@@ -357,6 +357,15 @@ def released_t2t_shapes(depth: int = 14, dim: int = 384, token: int = 64, mlp: i
     return shapes
 
 
+def test_t2t_has_the_names_of_the_release() -> None:
+    with torch.device("meta"):
+        backbone = MODELS["t2t"]((3, 224, 224), 1000).backbone
+    ours = {name: tuple(value.shape) for name, value in backbone.state_dict().items()}
+    released = released_t2t_shapes()
+    assert ours == {name: shape for name, shape in released.items() if not name.startswith("head.")}
+    assert round(sum(map(math.prod, released.values())) / 1e6, 1) == 21.5  # as its README says
+
+
 @pytest.mark.parametrize(
     ("name", "settings", "count"),
     [
@@ -438,6 +447,12 @@ def test_published_weights_give_the_published_logits(name: str, published: Path)
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
 
 
+def test_safetensors_hold_the_same(published: Path) -> None:
+    files = [str(published / f"vit{suffix}") for suffix in (".pth", ".safetensors")]
+    states = [MODELS["vit"]((3, 224, 224), 1000, depth=2, weights=file).state_dict() for file in files]
+    assert all(torch.equal(states[0][name], value) for name, value in states[1].items())
+
+
 @pytest.mark.parametrize("head", HEADS)
 def test_a_new_task_gets_a_new_head(head: str, published: Path) -> None:
     """Ten classes: the backbone is the published one, the head the one that this seed draws without weights, too."""
@@ -486,6 +501,47 @@ def test_weights_of_another_architecture(name: str, settings: dict[str, int], me
     expected = f"{name}: {path} does not fit the architecture of these settings: {message}"
     with pytest.raises(ValueError, match=re.escape(expected)):
         MODELS[name]((3, 224, 224), 10, **{"depth": 2, "weights": path, **settings})
+
+
+def test_weights_of_another_backbone(published: Path) -> None:
+    message = (
+        "vit.safetensors does not fit the architecture of these settings: patch_pos is missing, 1x197x384 needed; "
+    )
+    with pytest.raises(ValueError, match=message):
+        MODELS["tnt"]((3, 224, 224), 10, depth=1, weights=str(published / "vit.safetensors"))
+
+
+class Hostile:
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return print, ("a checkpoint ran code",)
+
+
+def test_a_checkpoint_runs_no_code(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    torch.save({"state_dict": Hostile()}, tmp_path / "hostile.pth")
+    with pytest.raises(SpecError, match=r"hostile\.pth holds pickled Python objects, not a state dict"):
+        small("vit", weights=str(tmp_path / "hostile.pth"))
+    assert capsys.readouterr().out == ""
+
+
+def test_timm_without_network_or_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Never a silent random start: what the hub raises becomes a message that says what to do instead."""
+    import timm
+
+    def unreachable(name: str, pretrained: bool) -> None:
+        assert (name, pretrained) == ("vit_small_patch16_224", True)
+        raise OSError("We couldn't connect to the hub\nand more")
+
+    monkeypatch.setattr(timm, "create_model", unreachable)
+    message = (
+        "vit: cannot get timm's vit_small_patch16_224: We couldn't connect to the hub. Where the hub cannot be reached"
+    )
+    with pytest.raises(MachineError, match=message):
+        MODELS["vit"]((3, 32, 32), 10, weights="timm")
+    for name in SMALL:
+        with pytest.raises(
+            ValueError, match=f"{name}: timm has no weights for these settings; give `weights` the path"
+        ):
+            small(name, weights="timm")
 
 
 @pytest.mark.parametrize(

@@ -328,6 +328,58 @@ def test_no_name_leads_elsewhere(name: str, said: str, part: Path, tmp_path: Pat
     assert not list(tmp_path.parent.rglob("outside*"))
 
 
+def test_members_that_are_no_plain_listed_files(part: Path, tmp_path: Path) -> None:
+    bad = tmp_path / "bad.tar"
+    for kind in (tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.DIRTYPE, tarfile.FIFOTYPE, tarfile.CHRTYPE):
+        members = members_of(part)
+        link = tarfile.TarInfo(members[-1][0].name)
+        link.type, link.linkname = kind, "/etc/passwd"
+        members[-1] = link, b""
+        assert "more than plain files" in refused(packed(bad, members), tmp_path)
+    members = members_of(part)
+    assert "more follows" in refused(packed(bad, [*members, members[-1]]), tmp_path)
+    assert "another member is here" in refused(packed(bad, [*members[:-2], members[-1], members[-2]]), tmp_path)
+    long = tarfile.TarInfo("x" * 200)
+    assert "more than plain files" in refused(packed(bad, [(long, b""), *members]), tmp_path)
+    members[0][0].pax_headers = {"comment": "ä"}
+    assert "more than plain files" in refused(packed(bad, members, tarfile.PAX_FORMAT), tmp_path)
+    other = tarfile.TarInfo("README")
+    assert "none of 'fatbench export --unfinished'" in refused(packed(bad, [(other, b"")]), tmp_path)
+    assert refused(packed(bad, []), tmp_path)
+
+
+def test_a_member_that_says_it_is_huge_takes_no_memory_and_no_disk(part: Path, tmp_path: Path) -> None:
+    members = members_of(part)
+
+    def change(value: Any) -> None:
+        (half,) = value["cells"].values()
+        half["files"][max(half["files"])]["bytes"] = 2**43
+
+    listed_anew(members, change)
+    bad = tmp_path / "bad.tar"
+    content = packed(bad, members[:-1]).read_bytes().rstrip(b"\0")
+    content += b"\0" * (-len(content) % 512)
+    last = members[-1][0]
+    last.size = 2**43
+    bad.write_bytes(content + last.tobuf(tarfile.GNU_FORMAT) + members[-1][1])
+    assert "truncated" in refused(bad, tmp_path)
+
+
+def test_a_list_that_does_not_fit_its_cells(part: Path, job: Job, tmp_path: Path) -> None:
+    bad = tmp_path / "bad.tar"
+    for change, said in [
+        (lambda value: value["cells"].update({"0" * 12: value["cells"].pop(job.cell)}), "another member is here"),
+        (lambda value: value["cells"][job.cell].update(checkpoint=None), "its checkpoint is None"),
+        (lambda value: value["cells"][job.cell].update(checkpoint="state-000007.safetensors"), "state-000007"),
+        (lambda value: value.update(version=2), "of another version"),
+        (lambda value: value["lines"].update(sha256="0" * 64), "another SHA-256"),
+        (lambda value: value.update(more=1), "not valid"),
+    ]:
+        members = members_of(part)
+        listed_anew(members, change)
+        assert said in refused(packed(bad, members), tmp_path)
+
+
 def test_a_full_disk_leaves_everything_as_it_was(
     part: Path, job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

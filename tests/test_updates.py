@@ -351,6 +351,11 @@ def test_images_alone_in_their_bin():
     assert float(alone) == pytest.approx(2.680, abs=0.03)  # 4 (1 - 1/8)^3
 
 
+def test_an_imprint_block_needs_images_of_the_servers_own():
+    with pytest.raises(ValueError, match="every training image is a target's"):
+        look("imprint", batch=30, manipulation=caught("imprint"))
+
+
 # --- measures, intervals -----------------------------------------------------------------------------------------
 
 
@@ -416,12 +421,24 @@ def test_a_diagnostic_has_its_threat_model():
     assert plan.cells and {tuple(threats.of_cell(cell.spec).values()) for cell in plan.cells} == {("bound", "given")}
 
 
+def test_training_has_no_threat_model():
+    assert threats.of_cell(files.load("sfat-cifar10").plan("smoke").cells[0].spec) == {}
+
+
 def test_every_inversion_and_manipulation_says_what_it_needs():
     from fatbench.suite import signatures
 
     for kind in ("Inversion", "Manipulation"):
         for name in signatures.names(kind):
             assert (signatures.describe(kind, name).entry or {}).get("threat"), name
+
+
+def test_letters_add_up():
+    assert threats.covering(["A", "A"]) == "A"
+    assert threats.covering(["B", "F"]) == "F"
+    assert threats.covering(["D", "F"]) == "G"
+    assert threats.covering(["E", "F"]) == "custom"
+    assert threats.covering(["A", "bound"]) == "bound"
 
 
 SUITE = """name: mine

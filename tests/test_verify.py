@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 import result_files
-from sqlalchemy import select
+from sqlalchemy import select, update
 
 from fatbench.api import verifying as verify
-from fatbench.api.verifying import choose, job
+from fatbench.api.verifying import candidates, choose, elsewhere, estimate_here, job
 from fatbench.errors import NothingMatched, SpecError
 from fatbench.runner.jobs import Machine
 from fatbench.runner.run_options import RunOptions
@@ -124,6 +124,32 @@ def test_cells_are_drawn_by_a_seed_and_fit_into_an_hour(theirs: Store, tmp_path:
         choose(empty, 1, 0)
 
 
+@pytest.mark.slow
+def test_a_machine_is_measured_that_has_run_nothing(
+    theirs: Store, results: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    jobs = [job(theirs, id) for id in theirs.cells()]
+    seconds = estimate_here(jobs)
+    assert all((seconds(one) or 0) > 0 for one in jobs)
+
+
+def test_what_makes_another_machine() -> None:
+    run = {"device": "cpu (A)", "cpu": {"model": "A", "capability": "AVX2"}, "precision": "fp32", "path": "loop",
+           "threads": 1, "versions": {"torch": "2.15.0"}}  # fmt: skip
+    assert elsewhere([(run, run)]) is None
+    other = {**run, "versions": {"torch": "2.14.0"}}
+    assert elsewhere([(run, run), (run, other)]) == "torch: 2.15.0 there, 2.14.0 here"
+    assert elsewhere([({**run, "cpu": None}, run)]) == "cpu: not recorded there, A AVX2 here"
+    assert elsewhere([({**run, "precision": "bf16"}, run)]) == "precision: bf16 there, fp32 here"
+    gpu = {**run, "not_reproducible": "bf16 on a GPU"}
+    assert elsewhere([(gpu, gpu)]) == "not reproducible: bf16 on a GPU"
+
+
+def test_runs_say_on_which_cpu_they_were(theirs: Store) -> None:
+    assert all({"model", "capability", "instructions"} == set(run["cpu"]) for run in theirs.runs())
+
+
 @pytest.mark.parametrize("lacking", ["numbers", "outcomes"])
 def test_a_finished_evaluation_with_nothing_in_it(theirs: Store, lacking: str) -> None:
     cell = min(theirs.cells())
@@ -138,6 +164,42 @@ def test_a_finished_evaluation_with_nothing_in_it(theirs: Store, lacking: str) -
         SpecError, match=f"cell {cell} fgsm-.*@[13] is finished but has no {lacking}: it cannot be verified"
     ):
         job(theirs, cell)
+
+
+def test_replicates_and_cells_at_chance_are_not_chosen(results: Path, tmp_path: Path) -> None:
+    """A cell that has not learned stays at chance whatever is done to it; it is run again only where all are such."""
+    with Store.open(str(tmp_path / "both.db"), create=True) as store:
+        jsonl.import_(store, results)
+        by_rounds = {spec["algorithm"]["rounds"]: cell for cell, spec in store.cells().items()}
+        other = tmp_path / "other.jsonl"
+        other.write_text(another_run(results.read_text(), by_rounds[3]))
+        jsonl.import_(store, other)
+        assert f"{by_rounds[3]}~1" in store.cells()
+        right = (ROUND_METRICS.c.cell == by_rounds[3]) & (ROUND_METRICS.c.metric == "natural")
+        low = select(ROUND_METRICS.c.id).where(
+            (ROUND_METRICS.c.metric == "natural") & (ROUND_METRICS.c.stage != "train")
+        )
+        with store.database.writing() as connection:
+            connection.execute(update(VALUES).where(VALUES.c.round_metric.in_(low)).values(value=0.1))
+        assert sorted(candidates(store)) == sorted(by_rounds.values())
+        with store.database.writing() as connection:
+            high = low.where(right)
+            connection.execute(update(VALUES).where(VALUES.c.round_metric.in_(high)).values(value=0.9))
+        assert candidates(store) == choose(store, 9, 1, a_minute_each)[0] == [by_rounds[3]]
+
+
+def another_run(text: str, cell: str) -> str:
+    """The line of a cell as another run of it, whose loss is another."""
+    head, *lines = text.splitlines()
+    line = next(line for line in map(json.loads, map(result_files.rows, lines)) if line["cell"] == cell)
+    for run in line["runs"]:
+        run["uid"] = run["uid"][::-1]
+    for stage in line["stages"]:
+        for number in stage["numbers"]:
+            number[3] += number[2] == "train_loss"
+    for stage, digest in result_files.mismatches(line):
+        stage["digest"] = digest
+    return json.dumps({**json.loads(head), "cells": 1}) + "\n" + json.dumps(line) + "\n"
 
 
 NINE_OF_TEN = [[0, 20, base64.b64encode(b"\x7f\xff\xf0").decode()], [20, 10, base64.b64encode(b"\x3f\xc0").decode()]]

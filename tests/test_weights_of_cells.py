@@ -186,6 +186,15 @@ def test_mistakes_are_found_before_anything_runs(place: Path, old: str, new: str
         planned()
 
 
+def test_another_suite_in_an_override_replaces_what_the_base_says(place: Path) -> None:
+    """Labels of the one are not those of the other."""
+    Path("second.yaml").write_text(
+        SECOND.replace("{suite: second, rate: own, head: CLS}", "{suite: second, rate: own}")
+    )
+    with pytest.raises(SpecError, match=r"2 cells, not one with rate own \(add head\)"):
+        planned()
+
+
 def test_verify_trains_them_too(place: Path) -> None:
     first, second = start.jobs_of(planned("rate=again and head=VIS and seed=0"))
     machine = machine_of(place)

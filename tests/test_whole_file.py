@@ -91,9 +91,28 @@ def test_of_a_link_the_target_is_written_and_one_that_must_be_new_is_refused(new
     assert link.is_symlink() and sorted(os.listdir(tmp_path)) == ["folder", "out.md"]
 
 
+def test_a_link_that_leads_to_itself_is_refused(tmp_path: Path) -> None:
+    link = tmp_path / "out.md"
+    link.symlink_to("out.md")
+    with pytest.raises(SpecError, match="Too many levels of symbolic links"):
+        whole_file.write(link, "table")
+
+
 def test_what_must_be_new_replaces_nothing(tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text("mine")
+    with pytest.raises(SpecError, match="File exists"):
+        whole_file.write(file, "other", new=True)
+    assert file.read_text() == "mine" and os.listdir(tmp_path) == ["mine.py"]
+
+
+def test_what_must_be_new_is_written_on_a_disk_without_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def without(part: Path, file: Path) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", without)
+    file = tmp_path / "mine.py"
+    whole_file.write(file, "mine", new=True)
     with pytest.raises(SpecError, match="File exists"):
         whole_file.write(file, "other", new=True)
     assert file.read_text() == "mine" and os.listdir(tmp_path) == ["mine.py"]
