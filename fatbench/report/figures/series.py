@@ -75,10 +75,9 @@ class Line:
         """Its index as it is printed, see `Source.index_text`; empty where it has none."""
         return "" if self.index is None else self.source.index_text(self.index)
 
-    @property
-    def partial(self) -> bool:
-        """Whether seeds are missing at some point."""
-        return any(len(point.seeds) < self.wanted for point in self.points)
+    def partial(self, points: Sequence[SeriesPoint]) -> bool:
+        """Whether seeds are missing at one of these points."""
+        return any(len(point.seeds) < self.wanted for point in points)
 
 
 @dataclass(frozen=True)
@@ -347,7 +346,8 @@ def _notes(
     of_paper = figure.published if any(line.published for line in lines) else None
     of_round = any(line.source.checkpoint(stored.select) for line in lines)
     at = f", {PUBLISHED[of_paper.select]}" if of_paper is not None and of_round else ""
-    partial = sum(line.partial for line in lines)
+    ranked = figure.kind == "clients"  # a seed with fewer clients has no last places
+    partial = sum(line.partial(line.points[:1] if ranked else line.points) for line in lines)
     started = [panel for panel in plot.panels if any(line.points for line in panel.lines)]  # the others: not run at all
     without = (line for panel in started for line in panel.lines if not line.points and line.source.stage != "artifact")
     missing = [*dict.fromkeys(", ".join(filter(None, line.key.values())) or line.heading for line in without)]
@@ -371,6 +371,8 @@ def _notes(
         *(facts.notes(words=words) if facts.origins else ()),
         ("incomplete", partial
             and f"{partial} of {len(lines)} lines average fewer seeds than planned, at some rounds or all"),
+        ("places", ranked and any(line.partial(line.points) for line in lines)
+            and "the last are means over fewer seeds, where some have fewer clients"),
         ("missing", missing and f"no number of {', '.join(missing[:MISSING])}{others}"),
         ("note", figure.note),
         *(("changed", f"{said} ({len(of)} cell{'s' * (len(of) > 1)})") for said, of in changed.items()),
