@@ -88,6 +88,7 @@ def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
     return capsys.readouterr().out
 
 
+@pytest.mark.nightly
 def test_importing_costs_nothing_and_names_stay_functions() -> None:
     """Neither torch nor pandas; `fatbench.run` is the function also after the folder of that name was imported, and
     every public name is still what it was after every submodule was.

@@ -68,6 +68,7 @@ def test_pieces_are_written_and_restored(tmp_path: Path, monkeypatch: pytest.Mon
     assert not list(tmp_path.glob("part*"))
 
 
+@pytest.mark.nightly
 def test_a_command_is_asked_to_stop_when_its_time_is_over() -> None:
     """Which then ends in its own way."""
     program = (

@@ -836,6 +836,7 @@ def test_attacks_can_be_added_to_a_preset_that_does_without() -> None:
         read("april-masks").plan("paper", attacks=["fgsm"])
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("preset", ["paper", "quick"])
 def test_all_four_attacks_can_be_added_to_every_suite(preset: str) -> None:
     """But where AutoAttack needs more classes, and where no model is evaluated; at each point with one radius."""
