@@ -94,8 +94,11 @@ def suites(rows: Sequence[Mapping[str, Any]], hidden: int) -> None:
     """`list suites`: first one of each paper, then the others under their papers; hidden: how many are not shown."""
     console = new_console()
     names = max((len(row["name"]) for row in rows), default=0)
-    short = [row for row in reversed(rows) if "weekend" in row["presets"] and not is_jpeg(row["name"])]
-    firsts = [*reversed({paper_of(row["name"]): row for row in short}.values())]
+    by_paper: dict[str, Mapping[str, Any]] = {}
+    for row in rows:
+        if "weekend" in row["presets"] and not is_jpeg(row["name"]):
+            by_paper.setdefault(paper_of(row["name"]), row)
+    firsts = [*by_paper.values()]
     groups: dict[str, list[Mapping[str, Any]]] = {"One suite of each paper, to begin with": firsts} if firsts else {}
     for row in rows:
         if row not in firsts:
@@ -193,14 +196,14 @@ def plan(
             f"work of {len(unknown)} of {len(cells)} cells: unknown, nothing says how many clients or images they have,"
             " or what their algorithm does"
         )
-    if not unknown and all(cost.parameters(cell.spec) is not None for cell in cells):
-        up, down, disk = (_si_number(size, "B") for size in (total.bytes_up, total.bytes_down, total.disk))
-        console.print(f"{up} uploaded and {down} downloaded by the clients, {disk} of checkpoints on this disk")
-    elif any(cost.parameters(cell.spec) is None for cell in cells):
+    if any(cost.parameters(cell.spec) is None for cell in cells):
         console.print(
             "bytes uploaded, downloaded and on this disk: unknown, a data set or model does not say its size"
             " (images of its DataEntry, or parameters of its ModelEntry)"
         )
+    elif not unknown:
+        up, down, disk = (_si_number(size, "B") for size in (total.bytes_up, total.bytes_down, total.disk))
+        console.print(f"{up} uploaded and {down} downloaded by the clients, {disk} of checkpoints on this disk")
     if gpu is None and (memory_line := cost.memory_line(cell.spec for cell in cells)):
         console.print(memory_line)
     console.print(_how_long(len(cells), time, gpu))

@@ -225,19 +225,19 @@ def on_common_images(numbers: DataFrame, counted: Series, stored: Stored) -> tup
             shared[data] = min(n, shared.get(data, n))
     cut: list[tuple[Any, ...]] = []
     for cell, source, stages, value, n, doubts, of, _ in rows:
-        count, (bits, total) = shared.get(repr(cell.spec["data"]), 0), of
         if isinstance(of, OfClients):
-            images, own = shared_own.get(cell.id, {}), stored.own[cell.id, stages[-1]]
-            bits, total = stored.outcomes(cell.id, stages[-1])
-            sizes = own.sizes
-            if images and sizes != images:
-                is_known = sizes.keys() == images.keys() and total == sum(sizes.values())
-                first = own.first(bits, total, images) if is_known else own
-                value, n = first.number(source) or (value, n)
-                doubts = doubts if is_known else (*doubts, NOT_CUT)
-                of = first.outcomes(value, n, source.of_images)
+            own, images = stored.own[cell.id, stages[-1]], shared_own.get(cell.id, {})
+            if images and own.sizes != images:
+                bits, total = stored.outcomes(cell.id, stages[-1])
+                if own.sizes.keys() == images.keys() and total == sum(own.sizes.values()):
+                    own = own.first(bits, total, images)
+                    value, n = own.number(source) or (value, n)
+                    of = own.outcomes(value, n, source.of_images)
+                else:
+                    doubts = (*doubts, NOT_CUT)
             cut.append((value, n, doubts, of))
             continue
+        count, (bits, total) = shared.get(repr(cell.spec["data"]), 0), of
         if value is not None and source.of_images and 0 < count < n and total:
             bits, total = first_outcomes((bits, total), n, count)
             value, n = bits.bit_count() / total, count

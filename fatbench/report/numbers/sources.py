@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -172,7 +172,7 @@ def over_clients(source: Source, by_client: Mapping[int, float]) -> float | None
     name = source.stage.removeprefix(f"{PRIOR_STAGE}_")
     if name == "std":
         return statistics.pstdev(values)
-    if name in ("mean", "unseen"):
+    if name in ("mean", "unseen", "evaluation"):
         return statistics.fmean(values)
     return values[0] if name == "worst" else statistics.fmean(values[: math.ceil(len(values) / 10)])
 
@@ -194,27 +194,29 @@ class OwnImages:
         wrong = any(abs(shares.get(k, -1) - accuracy) > ROUNDING for k, (accuracy, _) in clients.items())
         return mean is None or abs(mean - value) > ROUNDING or wrong or total != sum(n for _, n in clients.values())
 
-    def shares(self, bits: int, total: int) -> dict[int, float]:
-        """Client -> the fraction of its images whose bit is set; the clients' images stand in the order of numbers."""
-        start, found = 0, {}
-        for k, (_, images) in sorted({**self.accuracies, **self.unseen}.items()):
-            start += images
-            if start <= total:
-                found[k] = (bits >> (total - start) & (1 << images) - 1).bit_count() / images
-        return found
-
     @property
     def sizes(self) -> dict[int, int]:
         """Client -> its images."""
         return {k: images for k, (_, images) in sorted({**self.accuracies, **self.unseen}.items())}
 
+    def _rights(self, bits: int, total: int) -> Iterator[tuple[int, int, int]]:
+        """(client, its images, a bit for each, set where it is right); they stand in the order of numbers."""
+        end = total
+        for k, images in self.sizes.items():
+            end -= images
+            if end >= 0:
+                yield k, images, bits >> end & (1 << images) - 1
+
+    def shares(self, bits: int, total: int) -> dict[int, float]:
+        """Client -> the fraction of its images whose bit is set."""
+        return {k: rights.bit_count() / images for k, images, rights in self._rights(bits, total)}
+
     def first(self, bits: int, total: int, images: Mapping[int, int]) -> OwnImages:
         """These clients on the first so many of their images; outcomes as in `shares`."""
-        end, found = total, {}
-        for k, size in self.sizes.items():
-            end -= size
-            rights = bits >> (end + size - images[k]) & (1 << images[k]) - 1
-            found[k] = rights.bit_count() / images[k], images[k]
+        found = {
+            k: ((rights >> size - images[k]).bit_count() / images[k], images[k])
+            for k, size, rights in self._rights(bits, total)
+        }
         accuracies, unseen = ({k: found[k] for k in of} for of in (self.accuracies, self.unseen))
         return replace(self, accuracies=accuracies, unseen=unseen)
 
@@ -241,8 +243,7 @@ class OwnImages:
         if source.stage == "not_above_chance":
             at_chance = [not above_chance(*of_client, self.chances[k]) for k, of_client in clients.items()]
             return statistics.fmean(at_chance), n
-        by_client = {k: accuracy for k, (accuracy, _) in clients.items()}
-        value = statistics.fmean(by_client.values()) if source.of_images else over_clients(source, by_client)
+        value = over_clients(source, {k: accuracy for k, (accuracy, _) in clients.items()})
         return None if value is None else (value, n)
 
 
