@@ -865,7 +865,7 @@ MIXTURES: list[tuple[dict[str, Any], str]] = [
         {"data": {"name": "cifar10", "variant": None, "fingerprint": "cd" * 32}},
         "cifar10 files: published [cdcdcdcd], jpeg75 [abababab]",
     ),
-    ({"versions": {"torch": "2.11.0"}}, "torch version: 2.11.0, 2.15.0"),
+    ({"versions": {"torch": "2.11.0"}}, "packages: torch 2.11.0, 2.15.0"),
     ({"attack": "fatbench 9"}, "PGD-20 attack: fatbench 0.1.0, fatbench 9"),
 ]
 

@@ -111,7 +111,8 @@ def moved_option(command: str, option: str, arguments: list[str]) -> str | None:
             following = arguments[position + 1 : position + 2]
             value = assigned if sign else following[0] if following and not following[0].startswith("-") else ""
             given = f"{option} {value}" if value and "VALUE" in new else option
-    return f"{given} is now {new.replace('VALUE', value or 'VALUE')}"
+    is_now = "is" if new.startswith("no longer") else "is now"
+    return f"{given} {is_now} {new.replace('VALUE', value or 'VALUE')}"
 
 
 def _moved_command(arguments: list[str]) -> str | None:

@@ -164,7 +164,7 @@ class Facts:
             return f"{len(values)} {plural}" if fact in mixed else next(iter(values), f"{plural[:-1]} unknown")
 
         yield "machine", f"{one_or_count('device', 'devices')}, {one_or_count('precision', 'precisions')}"
-        known = "torch" in versions and "torch version" not in mixed
+        known = len(versions.get("torch", ())) == 1
         torch = f"; torch {', '.join(versions['torch'])}" if known else ""
         yield "code", f"{one_or_count('code', 'commits')}{torch}"
         if reasons := self.values("not_reproducible"):
@@ -217,11 +217,13 @@ class Facts:
             **{f"{words.get(metric, metric)} attack": code for metric, code in self.attacks.items()},
             **{f"{words.get(metric, metric)} precision": [_precision_counts(by_precision)] * len(by_precision)
                for metric, by_precision in self.attacked_in.items()},
-            **{f"{package} version": versions for package, versions in self.versions.items()},
             **{f"{words.get(metric, metric)} test images of {dataset}": [*map(str, sizes)]
                for (dataset, metric), sizes in self.sizes.items()},
         }  # fmt: skip
         mixed_facts |= {name: ", ".join(dict.fromkeys(texts)) for name, texts in several.items() if len(texts) > 1}
+        packages = [f"{package} {', '.join(texts)}" for package, texts in self.versions.items() if len(texts) > 1]
+        if packages:
+            mixed_facts["packages"] = "; ".join(packages)
         return mixed_facts
 
 
