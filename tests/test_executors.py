@@ -20,11 +20,12 @@ from fatbench.cli import run
 from fatbench.cli.watch import Watch
 from fatbench.errors import MachineError, SpecError
 from fatbench.runner import processes
-from fatbench.runner.executors import Worker, device_and_jobs, let_go, local
-from fatbench.runner.jobs import Event
+from fatbench.runner.executors import Worker, device_and_jobs, give_back, let_go, local
+from fatbench.runner.jobs import Event, Work
 from fatbench.runner.run_options import RunOptions
 from fatbench.runner.start import run as run_all
 from fatbench.runner.worker import attempt
+from fatbench.store.pools import Pool
 from fatbench.store.stages import Store
 
 # --- what executors share ----------------------------------------------------------------------------------------
@@ -47,6 +48,21 @@ def test_the_dead_worker_s_stages_are_failed_and_nobody_else_s(jobs, machine):
         assert rows(machine, job)["train"] == ("running", None)
         assert let_go(store, job.cell, Worker(host, os.getpid())) == ["train"]
         assert rows(machine, job)["train"] == ("interrupted", None)
+
+
+@pytest.mark.parametrize("fail_fast", [True, False])
+def test_a_lost_job_s_cell_ends_the_run_only_if_it_failed_and_may_not(jobs, machine, fail_fast):
+    """A SLURM job whose node is lost: its cell is free again; once it counts as failed, fail_fast ends the run."""
+    cells = [job.cell for job in jobs[:2]]
+    work = Work(jobs[:2], machine, folder=".", fail_fast=fail_fast)
+    with Store.open(machine.db) as store:
+        pool = Pool.create(store.database, work.text(), cells)
+        for fault, ended in (("", "free"), ("node lost", "failed")):
+            pool.enter("77_0/1")
+            assert pool.take("77_0/1", lambda cell: cell == cells[0]) == cells[0]
+            give_back(pool, work, "77_0/1", pool.taken()["77_0/1"], [], fault, counts=True)
+            assert pool.statuses() == {cells[0]: ended, cells[1]: "free"}
+            assert pool.counts()[2] is (fail_fast and bool(fault))
 
 
 def test_a_worker_survives_what_is_wrong_around_a_cell(jobs, machine):
@@ -108,6 +124,7 @@ def test_a_worker_of_a_trivial_cell_imports_no_compiler_and_no_package_of_attack
 import sys, pickle
 from fatbench.runner import processes
 from fatbench.runner.worker import attempt
+from fatbench.store.pools import Pool
 from fatbench.store.stages import Store
 job, machine = pickle.load(sys.stdin.buffer)
 Store.open(machine.db, create=True).close()
@@ -128,6 +145,7 @@ def test_a_worker_that_has_met_timm_ends_without_a_word(jobs, machine):
 import pickle, sys
 from fatbench.runner import worker
 from fatbench.runner.jobs import Work
+from fatbench.store.pools import Pool
 from fatbench.store.pools import Pool
 from fatbench.store.stages import Store
 job, machine = pickle.load(sys.stdin.buffer)
