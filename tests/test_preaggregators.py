@@ -109,6 +109,28 @@ def test_a_chain_nests_and_random_order_is_of_the_round() -> None:
     assert torch.equal(found[0], found[1]) and not torch.equal(found[0], found[2])
 
 
+def test_a_chain_makes_what_its_steps_make_in_turn() -> None:
+    """Clipped uploads are mixed; what clients report is a mean by shares, which clipping leaves alone."""
+    updates, at = vectors(FOUR)
+    updates = [replace(u, n=10 * (k + 1), stats=replace(u.stats, loss=float(k))) for k, u in enumerate(updates)]
+    seen: list[Any] = []
+
+    def look(made: Any, context: Any) -> Any:
+        seen.extend(made)
+        return AGGREGATORS["uniform"](made, context)
+
+    inner = functools.partial(after, pre=functools.partial(PREAGGREGATORS["nnm"], byzantine=1), aggregator=look)
+    clip = functools.partial(PREAGGREGATORS["clip"], radius=2.0)
+    mixing = aggregate(functools.partial(after, pre=clip, aggregator=inner), updates, at)
+    in_turn = made("nnm", made("clip", FOUR, radius=2.0).tolist(), byzantine=1)
+    numpy.testing.assert_allclose(torch.stack([u.model["w"] for u in seen]), in_turn, rtol=1e-6)
+    shares = PREAGGREGATORS["nnm"](made("clip", FOUR, radius=2.0) @ made("clip", FOUR, radius=2.0).T,
+                                   generator(0, "pre"), byzantine=1)  # fmt: skip
+    assert [u.n for u in seen] == [round(x) for x in (shares @ torch.tensor([10.0, 20, 30, 40]).double()).tolist()]
+    weights = torch.tensor([1.0, 2 / 13**0.5, 2 / 20**0.5, 2 / 200**0.5]).double() * shares.mean(0)
+    assert mixing.weights == pytest.approx(weights.tolist())
+
+
 def test_uploads_that_are_not_finite_are_left_out_and_clipped_to_nothing_is_no_upload() -> None:
     nnm = {"pre": {"name": "nnm", "byzantine": 2}, "aggregator": {"name": "trimmed_mean", "byzantine": 2}}
     uploads = [torch.full((3,), float(k)) for k in range(5)]

@@ -65,6 +65,16 @@ def scalar(name: str, uploads: Sequence[float], **arguments: object) -> float:
 # --- exact numbers ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("m", [1, 2, 3, 8, 13, 33])
+def test_short_columns_are_sorted_as_long_ones(m: int) -> None:
+    values = torch.randn(m, 5, 7, generator=torch.Generator().manual_seed(m)).round(decimals=1)
+    values[0, 0, 0] = math.inf
+    kept = values.clone()
+    assert torch.equal(robust_aggregators.ascending(values), values.sort(0).values) and torch.equal(values, kept)
+    values[0, 1, 1] = math.nan
+    assert robust_aggregators.ascending(values)[-1, 1, 1].isnan()
+
+
 def test_median_of_an_even_number_is_between_the_two_in_the_middle() -> None:
     assert scalar("coordinate_median", [10, 0, 1]) == 1
     assert scalar("coordinate_median", [10, 0, 2, 1]) == 1.5

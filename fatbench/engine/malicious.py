@@ -349,12 +349,14 @@ class _Upload:
             }
             updates = [self._with(u, imagined[u.client]) if u.client in imagined else u for u in updates]
 
+        known = {u.client for u in updates if u.client not in self.acting and finite(u.upload)}
+
         def aggregate(uploads: Tensor) -> Tensor:
             if uploads.ndim == 3:
                 return torch.stack([aggregate(rows) for rows in uploads])
             rows = dict(zip(sorted(self.acting), uploads, strict=True))
             tried = [self._with(u, rows[u.client]) if u.client in rows else u for u in updates]
-            return self._flat(server(finite_updates(tried), guess)) - theta
+            return self._flat(server(finite_updates(tried, known), guess)) - theta
 
         return aggregate
 
@@ -428,9 +430,12 @@ def poisoned_rows(
     return kept or sent
 
 
-def finite_updates(updates: Sequence[Update]) -> list[Update]:
-    """The updates that are finite, each with the number of the others; all if none is, so that training diverges."""
-    kept_updates = [update for update in updates if finite(update.upload)] or list(updates)
+def finite_updates(updates: Sequence[Update], known: Collection[int] = ()) -> list[Update]:
+    """The updates that are finite, each with the number of the others; all if none is, so that training diverges.
+
+    known: clients whose update is known to be finite.
+    """
+    kept_updates = [update for update in updates if update.client in known or finite(update.upload)] or list(updates)
     return [replace(update, refused=update.refused + len(updates) - len(kept_updates)) for update in kept_updates]
 
 

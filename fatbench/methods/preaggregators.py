@@ -17,8 +17,9 @@ import torch
 from torch import Generator, Tensor
 
 from fatbench.engine import randomness
+from fatbench.engine.local import trainable
 from fatbench.engine.mixing import aggregate, mix
-from fatbench.engine.rounds import Context, Mixing, Stats, Update
+from fatbench.engine.rounds import Context, Mixing, Stats, Tensors, Update
 from fatbench.methods.robust_aggregators import (
     at_most,
     by_number,
@@ -26,6 +27,7 @@ from fatbench.methods.robust_aggregators import (
     is_minority,
     mixed,
     squared_distances,
+    wide,
 )
 from fatbench.suite.entry import AggregatorEntry, Entry, PreAggregatorEntry, ask, entry_of
 from fatbench.suite.facts import Facts
@@ -103,17 +105,22 @@ def after(updates: Sequence[Update], context: Context, *, pre: PreAggregator, ag
     Source: Karimireddy et al., ICLR 2022 (bucketing before an aggregator); Allouah et al., AISTATS 2023 (nnm).
     """
     positions = by_number(updates)
-    draw = randomness.generator(context.problem.seed, "preaggregate", context.round)
-    rows = pre(inner_products(updates, positions, context), draw)
-    one_each = len(rows) == len(positions)
-    if not one_each and _by_client(aggregator):
-        raise ValueError(_cannot_tell(aggregator, len(rows), len(positions)))
+    gram = inner_products(updates, positions, context)
+    rows = shares = torch.eye(len(positions), dtype=gram.dtype)
+    one_each, chain = True, [pre]
+    while entry_of(aggregator).function is after:  # its rows times these: the uploads are made once
+        chain.append(aggregator.keywords["pre"])  # type: ignore[attr-defined]
+        aggregator = aggregator.keywords["aggregator"]  # type: ignore[attr-defined]
+    for step in chain:
+        further = step(rows @ gram @ rows.T, randomness.generator(context.problem.seed, "preaggregate", context.round))
+        one_each = one_each and len(further) == len(rows)
+        if not one_each and _by_client(aggregator):
+            raise ValueError(_cannot_tell(aggregator, len(further), len(positions)))
+        rows, shares = further @ rows, _shares(further) @ shares
     refused = updates[0].refused + len(updates) - len(positions)
     made = []
-    for number, row in enumerate(rows):
-        # a row of zeros, of uploads clipped to nothing, still has a mean of examples
-        share = dict(zip(positions, (row / row.sum() if row.sum() > 0 else row + 1 / len(row)).tolist(), strict=True))
-        model = mixed(updates, context, dict(zip(positions, row.tolist(), strict=True)), 1 - float(row.sum()))
+    for number, model in enumerate(_models(updates, positions, context, rows, shares)):
+        share = dict(zip(positions, shares[number].tolist(), strict=True))
         n = max(round(sum(weight * updates[k].n for k, weight in share.items())), 1)
         client, stats = number, _mean_stats(updates, share)
         if one_each:
@@ -131,6 +138,29 @@ def after(updates: Sequence[Update], context: Context, *, pre: PreAggregator, ag
         model=mix(made, inner, context.broadcast, context.problem.model),
         selected=tuple(positions[k] for k in inner.selected) if one_each else (),
     )
+
+
+def _shares(rows: Tensor) -> Tensor:
+    """Rows (m', m) that sum to 1; one of zeros, of uploads clipped to nothing, becomes a mean."""
+    sums = rows.sum(1, keepdim=True)
+    return torch.where(sums > 0, rows / sums, 1 / rows.shape[1])
+
+
+def _models(
+    updates: Sequence[Update], positions: Sequence[int], context: Context, rows: Tensor, shares: Tensor
+) -> list[Tensors]:
+    """For each row (m,) of weights the model theta^t plus that sum of the uploads at `positions`."""
+    names, theta = trainable(context.problem.model), context.broadcast
+    models: list[Tensors] = [{} for _ in rows]
+    if theta.keys() - set(names):  # buffers are means, frozen parameters those of theta^t
+        models = [mixed(updates, context, dict(zip(positions, share, strict=True))) for share in shares.tolist()]
+    for name in names:
+        own = wide(theta[name])
+        uploads = torch.stack([wide(updates[k].model[name]) - own for k in positions])
+        made = own + torch.tensordot(rows.to(uploads), uploads, 1)
+        for model, value in zip(models, made.to(theta[name].dtype), strict=True):
+            model[name] = value
+    return models
 
 
 def _mean_stats(updates: Sequence[Update], share: dict[int, float]) -> Stats:
