@@ -362,6 +362,37 @@ def test_the_released_scaffold_does_not_depend_on_its_constant(constant):
     torch.testing.assert_close(ours, released_scaffold(4, constant, 5, 0.1).float(), atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize(("rounds", "steps"), [(3, 1), (1, 3)])
+def test_dsgd_follows_the_algorithm_box(rounds, steps):
+    """Momentum at the clients, the median of what they send, weight decay at the server; rounds only group steps."""
+    settings = {"momentum": 0.9, "weight_decay": 0.01, "aggregator": aggregator("coordinate_median")}
+    last = run("dsgd", problem(), rounds, steps=steps, **settings)[-1]
+    theta, m = THETA, torch.zeros(3, 2)
+    for _ in range(3):
+        m = 0.9 * m + 0.1 * (theta - A)
+        theta = theta - 0.1 * (m.median(0).values + 0.01 * theta)
+    torch.testing.assert_close(last.state.model["w"], theta)
+    kept = torch.stack([last.state.clients[k]["momentum"]["w"] for k in range(3)])
+    torch.testing.assert_close(kept, m, atol=1e-6, rtol=1e-5)  # it is read off an update, which is rounded
+    assert last.cost.gradient_steps == 3 * steps
+
+
+def test_dsgd_takes_every_image_once_an_epoch():
+    """A client of three images and batches of two has two steps an epoch, the second with one image."""
+    sizes, seen = [], []
+
+    def objective(model, x, y, generator):
+        sizes.append(len(x))
+        seen.extend((x.flatten(1)[:, 0] * 255).round().tolist())
+        return quadratic(model, x, y, generator)
+
+    on = replace(
+        problem((3, 0, 0)), shards=[torch.arange(3)], images=torch.arange(6, dtype=torch.uint8).view(3, 1, 1, 2)
+    )
+    run("dsgd", on, 2, batch=2, steps=2, objective=objective)
+    assert sizes == [2, 1, 2, 1] and sorted(seen[:3]) == sorted(seen[3:]) == [0, 2, 4]
+
+
 def test_centralized_is_sgd_on_everything():
     pool = replace(problem(), shards=[torch.arange(3)])
     result = run("centralized", pool, rounds=4)

@@ -46,6 +46,22 @@ def test_iid() -> None:
     assert all(900 < count < 1100 for histogram in histograms(CIFAR, every) for count in histogram)  # 1000 +- 30
 
 
+def test_similarity() -> None:
+    """1,003 labels, two outsiders: 1,001 for ten clients; at 0 sorted parts, at 0.5 half of them, at 1 IID."""
+    labels = rng(1).permutation(numpy.append(numpy.arange(1000) % 10, [0, 5, 9]))
+    for share, lone in ((0.0, 90), (0.5, 45), (1.0, 0)):
+        parts = shards("similarity", labels, clients=12, similarity=share, outsiders=2)
+        assert [len(part) for part in parts[:2]] == [1, 1] and sum(map(len, parts)) == 1003
+        assert all(100 <= len(part) <= 102 for part in parts[2:])
+        assert all(max(row) >= lone + 5 for row in histograms(labels, parts[2:]))
+        if share == 0:  # of 1,001 sorted labels a part has at most three classes
+            assert all(sum(count > 0 for count in row) <= 3 for row in histograms(labels, parts[2:]))
+        if share == 1:
+            assert all(max(row) < 30 for row in histograms(labels, parts[2:]))  # 10 +- 3
+    exact = shards("similarity", CIFAR, clients=10, similarity=0)
+    assert histograms(CIFAR, exact) == (5000 * numpy.eye(10, dtype=int)).tolist()
+
+
 @pytest.mark.parametrize(
     ("classes", "table"),
     [

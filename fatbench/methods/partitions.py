@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from fatbench.engine.randomness import numpy_generator
 from fatbench.suite.entry import PartitionEntry
 from fatbench.suite.facts import Facts
-from fatbench.suite.types import Count, Fraction, Natural, NonNegative, Positive
+from fatbench.suite.types import Count, Fraction, Natural, NonNegative, Positive, Probability
 
 Labels = NDArray[Any]
 Shards = list[NDArray[numpy.int64]]
@@ -383,6 +383,38 @@ def one_class_and_client_each(cell: Facts, *, groups: int, clients: int) -> str 
     return None
 
 
+def similarity(
+    labels: Labels,
+    rng: numpy.random.Generator,
+    writers: Labels | None,
+    *,
+    clients: Count,
+    similarity: Probability,
+    outsiders: Natural = 0,
+) -> Shards:
+    """A share `similarity` of the examples dealt at random, the others sorted by label and cut into one part a client.
+
+    1 is IID; at 0 ten clients of ten balanced classes have one class each. Parts of both kinds differ by at most one
+    example, and every example is dealt. The first `outsiders` clients hold one example each, drawn at random: malicious
+    clients that have no data of their own, beside whom the others share what they would share alone.
+
+    Source: Karimireddy et al. 2020, section 7 ("s % similar"); ByzFL's gamma similarity. Raises ValueError for more
+    clients than examples, or for none that is no outsider.
+    """
+    if outsiders >= clients:
+        raise ValueError(f"similarity: {outsiders} outsiders of {clients} clients: at least one is none")
+    _chunk("similarity", labels, clients)
+    apart, order = numpy.split(rng.permutation(len(labels)), [outsiders])
+    alike, others = numpy.split(order, [int(len(order) * similarity)])
+    others = others[numpy.argsort(numpy.asarray(labels)[others], kind="stable")]
+    parts = (numpy.array_split(indices, clients - outsiders) for indices in (alike, others))
+    return [*apart[:, None].astype(numpy.int64), *map(_sorted, map(numpy.concatenate, zip(*parts, strict=True)))]
+
+
+def outsiders_beside_others(*, clients: int, outsiders: int) -> str | None:
+    return f"outsiders: {outsiders} of {clients} clients: at least one is none" if outsiders >= clients else None
+
+
 def _chunk(name: str, labels: Labels, clients: int, slices: int = 1) -> int:
     size = len(labels) // (clients * slices)
     if size == 0:
@@ -407,5 +439,8 @@ PARTITIONS: dict[str, Callable[..., Shards]] = {
     "label_table": PartitionEntry(label_table, refuse=(classes_of_the_data,), cites=("danilenka2022",)),
     "group_skew": PartitionEntry(
         group_skew, refuse=(one_class_and_client_each,), example={"groups": 2}, cites=("fang2020", "tao2022")
+    ),
+    "similarity": PartitionEntry(
+        similarity, refuse=(outsiders_beside_others,), example={"similarity": 0.5}, cites=("karimireddy2020",)
     ),
 }

@@ -4,6 +4,7 @@ fedavg               federated averaging, by any aggregator and local loss
 fedavg_mixed         FedAvg where only some clients train adversarially
 fedavg_validated     FedAvg where validators say when the learning rate falls
 fedsgd               every batch is one step of the server
+dsgd                 the same under any aggregator, with momentum at the clients
 scaffold             SCAFFOLD: control variates against client drift
 scaffold_sfat        SCAFFOLD as the SFAT release runs it
 fednova              FedNova: updates normalised by their local steps
@@ -26,6 +27,7 @@ gradient_inversion   a server inverts the updates of target clients; nothing is 
 from __future__ import annotations
 
 from fatbench.methods.algorithms.centralized import CENTRALIZED
+from fatbench.methods.algorithms.dsgd import DSGD
 from fatbench.methods.algorithms.fedaux import FEDAUX
 from fatbench.methods.algorithms.fedavg import FEDAVG
 from fatbench.methods.algorithms.fedavg_mixed import FEDAVG_MIXED
@@ -60,6 +62,7 @@ ALGORITHMS = {
     "fedvkd": FEDVKD,
     "fedaux": FEDAUX,
     "fedsgd": FEDSGD,
+    "dsgd": DSGD,
     "gradient_inversion": GRADIENT_INVERSION,
     "centralized": CENTRALIZED,
     "local_only": LOCAL_ONLY,
