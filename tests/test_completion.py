@@ -9,28 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from small import small
 
 from fatbench.store.stages import Store
 from fatbench.suite import files
-
-SUITE = """
-name: mine
-title: My suite
-seeds: [6]
-base:
-  data: digits
-  partition: {name: shah, clients: 5, skew: 2}
-  model: {name: small_cnn, width: 4}
-  algorithm: {name: fedavg, rounds: 1, local: {epochs: 1, batch: 16, lr: 0.1, objective: standard}, aggregator: samples}
-axes: {method: {FAT: {}}}
-evaluate:
-  attacks: {natural: natural}
-presets:
-  paper: {}
-  tonight: {}
-tables:
-  - {id: A, title: Mine, rows: [method], values: {natural: natural}}
-"""
 
 
 def offered(*lines: list[str]) -> list[list[str]]:
@@ -47,15 +29,9 @@ for words in json.load(sys.stdin):
 assert "torch" not in sys.modules and "pandas" not in sys.modules
 print(json.dumps(offers))
 """
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        input=json.dumps(lines),
-        env={**os.environ, "_FATBENCH_COMPLETE": "complete_bash"},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    env = {**os.environ, "_FATBENCH_COMPLETE": "complete_bash"}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, input=json.dumps(lines), env=env, capture_output=True, text=True, timeout=60)
     assert done.stderr == ""
     return json.loads(done.stdout)
 
@@ -63,7 +39,7 @@ print(json.dumps(offers))
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    Path("mine.yaml").write_text(SUITE)
+    Path("mine.yaml").write_text(small(presets="{paper: {}, tonight: {}}"))
     return tmp_path
 
 

@@ -12,6 +12,7 @@ import pytest
 import result_files
 import torch
 from ruamel.yaml import YAML
+from small import small
 from sqlalchemy import select, update
 
 import fatbench
@@ -29,23 +30,11 @@ from fatbench.suite import files
 from fatbench.suite.asked import contradiction, identity
 
 ROOT = Path(__file__).parent.parent
-SUITE = """
-name: tiny
-title: A cell that takes a second and learns
-seeds: [1]
-base:
-  data: {name: digits}
-  train: 800
-  test: 60
-  monitor: natural
-  partition: {name: iid, clients: 2}
-  model: {name: mlp}
-  algorithm: {name: fedavg, rounds: 2, aggregator: samples,
-    local: {epochs: 2, batch: 16, lr: 0.1, momentum: 0.9, objective: standard}}
-axes: {method: {FedAvg: {}}}
-evaluate: {checkpoints: [last], n: 1000001, attacks: {natural: natural}}  # more than there are
-presets: {paper: {}}
-"""
+SUITE = small(  # learns; asks for more test images than there are
+    name="tiny", seeds="[1]", train="800", test="60", model="mlp", monitor="natural", rounds=2,
+    local="epochs: 2, batch: 16, lr: 0.1, momentum: 0.9, objective: standard",
+    evaluate="{checkpoints: [last], n: 1000001, attacks: {natural: natural}}",
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from crew import machine_of
 from PIL import Image
+from small import small
 
 from fatbench.errors import MachineError
 from fatbench.runner import progress, provenance, start, versions
@@ -80,27 +81,11 @@ def test_what_began_with_the_model_of_a_changed_cell_has_changed_and_so_on() -> 
 
 # --- a suite on data that can be changed in place --------------------------------------------------------------------
 
-SUITE = """
-name: own
-title: On arrays of one's own
-description: Half a second.
-seeds: [0]
-base:
-  data: {name: image_folder, path: own, size: 8}
-  train: 40
-  test: 20
-  partition: {name: iid, clients: 2}
-  model: {name: mlp, width: 4}
-  algorithm:
-    name: fedavg
-    rounds: 2
-    aggregator: {name: samples}
-    local: {epochs: 1, batch: 20, lr: 0.1, objective: {name: standard}}
-axes: {method: {FedAvg: {}}}
-evaluate: {batch: 20, attacks: {natural: {name: natural}}}
-presets: {paper: {}}
-tables: [{id: A, title: Accuracy, rows: [method], values: {natural: natural}}]
-"""
+SUITE = small(
+    name="own", seeds="[0]", data="{name: image_folder, path: own, size: 8}", train="40",
+    model="{name: mlp, width: 4}", rounds=2, local="epochs: 1, batch: 20, lr: 0.1, objective: standard",
+    evaluate="{batch: 20, attacks: {natural: natural}}",
+)  # fmt: skip
 
 
 def write_data(place: Path, shift: int = 0) -> None:
@@ -178,11 +163,9 @@ def test_a_worker_knows_that_the_model_its_cell_began_with_is_another(place: Pat
             store.add_cell(cell, mine.spec)
         began = {"weights": {"cell": origin, "source": "model", "digest": "sha256:" + "1" * 64}}
         run = store.claim(mine.cell, "train", suite="own", total=2, provenance=began)
-        assert run is not None
         store.finish(run, round=2)
         for digest in ("1" * 64, "2" * 64):
             run = store.claim(origin, "train", suite="own", total=2, provenance={}, fresh=True)
-            assert run is not None
             record = {"last": {"round": 2}, "sha256": {"model-000002.safetensors": digest}}
             store.finish(run, round=2, record=record)
             changed = versions.changed([mine], store)
@@ -341,7 +324,6 @@ def test_evaluations_of_two_models_are_no_row(place: Path) -> None:
         store.add_cell("c", {"data": {"name": "digits"}})
         for metric, model in (("natural", "1" * 64), ("pgd20", "2" * 64)):
             run = store.claim("c", f"{metric}-01234567@2", suite="own", total=1, provenance={})
-            assert run is not None
             store.finish(run, record={"model": model})
         expected = ["2 models in round 2 of cell c: [11111111] in natural-01234567@2, [22222222] in pgd20-01234567@2"]
         assert inputs.find_mixtures(store.database, lambda spec: {}) == expected
@@ -391,7 +373,6 @@ def test_a_run_of_its_own_is_no_reason(place: Path) -> None:
     with Store.open(str(place / "r.db"), create=True) as store:
         store.add_cell(job().cell, job().spec)
         run = store.claim(job().cell, "train", suite="own", total=2, provenance={"data": {"fingerprint": "a" * 64}})
-        assert run is not None
         store.release(run)
         assert work(job(), machine_of(place), store) == "done"
 

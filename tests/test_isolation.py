@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from crew import forget_plugins, ignore, never
+from small import small
 
 from fatbench.cli import app
 from fatbench.errors import SpecError
@@ -53,27 +54,7 @@ def loss_of_torch() -> Iterator[None]:
     torch.set_default_dtype(torch.float32)
 
 
-SUITE = """
-name: mixed
-title: Cells with a plug-in and without
-plugins: [hostile.py]
-base:
-  data: digits
-  train: 60
-  test: 20
-  partition: {name: iid, clients: 2}
-  model: {name: small_cnn, width: 2}
-  algorithm:
-    {name: fedavg, rounds: 2, aggregator: samples, local: {batch: 16, lr: 0.05, objective: {name: standard}}}
-axes:
-  method:
-    First: {algorithm: {aggregator: first}}
-    FedAvg: {}
-    Uniform: {algorithm: {aggregator: uniform}}
-evaluate: {attacks: {ATTACKS}}
-presets: {paper: {}}
-tables: [{id: A, title: A, rows: [method], values: {Natural: natural}}]
-"""
+METHODS = "{method: {First: {algorithm: {aggregator: first}}, FedAvg: {}, Uniform: {algorithm: {aggregator: uniform}}}}"
 OURS = "natural: natural, fgsm: {name: fgsm, eps: 8/255}"
 
 
@@ -88,7 +69,10 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def jobs(place: Path, attacks: str = OURS) -> list[Job]:
-    (place / "mixed.yaml").write_text(SUITE.replace("ATTACKS", attacks))
+    suite = small(
+        plugins="[hostile.py]", rounds=2, axes=f"{{method: {METHODS}}}", evaluate=f"{{attacks: {{{attacks}}}}}"
+    )
+    (place / "mixed.yaml").write_text(suite)
     plugins.load()
     return start.jobs_of(files.load("mixed.yaml").plan())
 

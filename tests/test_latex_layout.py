@@ -14,6 +14,7 @@ from typing import Any
 import latex_runs
 import pytest
 import test_readme
+from small import small
 
 Run = Callable[..., tuple[int, str, str]]
 ROOT = Path(__file__).parent.parent
@@ -28,19 +29,8 @@ def test_options_of_a_table(run: Run, adfl: str) -> None:
     """Only the table asked for, one digit, and under it what report.notes says."""
     shown = {}
     for notes in ("full", "short", "none"):
-        arguments = (
-            "--table",
-            "classes",
-            "-c",
-            "report.digits=1",
-            "-c",
-            f"report.notes={notes}",
-            "--format",
-            "latex",
-            "--db",
-            adfl,
-        )
-        code, shown[notes], _ = run("report", "adfl-mnist", *arguments)
+        options = f"--table classes -c report.digits=1 -c report.notes={notes} --format latex"
+        code, shown[notes], _ = run("report", "adfl-mnist", *options.split(), "--db", adfl)
         assert code == 0
     assert shown["full"].count(r"\label{") == 1 and "tab:adfl-mnist-classes" in shown["full"]
     assert re.search(r" & 52\.0 & ", shown["none"]) and r"$\pm$37.9}" in shown["none"]
@@ -80,30 +70,10 @@ def test_five_attacks_are_one_float(run: Run, tmp_path: Path) -> None:
         assert text.count("[3/5]") == 2 + 1  # at a row's label, and what it means
 
 
-HEADINGS = """
-name: heads
-title: Headings
-seeds: [6]
-base:
-  data: digits
-  partition: {name: shah, clients: 5, skew: 2}
-  model: {name: small_cnn, width: 4}
-  algorithm: {name: fedavg, rounds: 2, local: {epochs: 1, batch: 16, lr: 0.1, objective: standard}, aggregator: samples}
-axes: {method: {FAT: {}}}
-evaluate:
-  attacks: {natural: natural, fgsm: {name: fgsm, eps: 8/255}}
-presets:
-  paper: {}
-  smoke: {evaluate: {attacks: {fgsm: null}}}
-tables:
-  - {id: A, title: Both, rows: [method], values: {natural: natural, FGSM: fgsm}}
-  - {id: B, title: One, rows: [method], values: {FGSM: fgsm}}
-"""
-
-
 def test_letters_that_latex_loses_are_said(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("heads.yaml").write_text(HEADINGS.replace("title: Both", "title: 中文 ½"), encoding="utf-8")
+    tables = "[{id: A, title: 中文 ½, rows: [method], values: {natural: natural}}]"
+    Path("heads.yaml").write_text(small(name="heads", tables=tables), encoding="utf-8")
     _, out, err = run("report", "heads.yaml", "--table", "A", "--format", "latex")
     assert r"\caption{?? \,1/2." in out
     assert err.count('fatbench: no glyph in pdfLaTeX, printed as "?": 中 文\n') == 1

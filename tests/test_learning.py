@@ -11,6 +11,7 @@ import pytest
 import result_files
 import torch
 from scipy import stats
+from small import small
 from test_readme import examples, run
 from typer.testing import CliRunner
 
@@ -200,33 +201,18 @@ def test_show_marks_the_number(transformers: Path) -> None:
 
 # --- check --learn -------------------------------------------------------------------------------------------------
 
-SMALL = """\
-name: small
-title: One network on digits
-seeds: [0]
-base:
-  data: {{name: digits}}
-  partition: {{name: iid, clients: 2}}
-  model: {{name: small_cnn, width: 6}}
-  algorithm:
-    name: fedavg
-    rounds: 3
-    local: {{batch: 16, lr: {lr}, objective: {{name: standard}}}}
-    aggregator: {{name: samples}}
-evaluate: {{checkpoints: [last], attacks: {{natural: {{name: natural}}}}}}
-presets: {{paper: {{}}}}
-"""
+SMALL = small(name="small", seeds="[0]", train="", test="", model="{name: small_cnn, width: 6}", rounds=3)
 
 
 def test_learn_says_at_which_step(tmp_path: Path) -> None:
     """1,442 training digits, two clients, batch 16: 46 steps a round. A rate of 1e-9 learns nothing: exit 1."""
     suite = tmp_path / "small.yaml"
-    suite.write_text(SMALL.format(lr=0.05))
+    suite.write_text(SMALL)
     found = CliRunner().invoke(app, ["check", "--learn", str(suite)])
     assert found.exit_code == 0, found.output
     assert "above chance after 46 steps of a client (round 1 of 3)" in found.stdout
     assert "round 1 of 3, step 46: loss" in found.stderr
-    suite.write_text(SMALL.format(lr=1e-9))
+    suite.write_text(SMALL.replace("lr: 0.05", "lr: 1e-9"))
     found = CliRunner().invoke(app, ["check", "--learn", str(suite)])
     assert found.exit_code == 1
     assert "still at chance after 138 steps of a client (round 3 of 3)" in found.stdout

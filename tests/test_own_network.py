@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from crew import forget_plugins
+from small import small
 
 import fatbench
 from fatbench.errors import MachineError
@@ -29,24 +30,6 @@ def mine(shape, classes):
 
 MODELS = {"mine": mine}
 """
-SUITE = """
-name: mine
-title: A network of a plug-in
-plugins: [mine.py]
-base:
-  data: digits
-  train: 60
-  test: 20
-  partition: {name: iid, clients: 2}
-  model: mine
-  algorithm:
-    {name: fedavg, rounds: 1, aggregator: samples, local: {batch: 16, lr: 0.05, objective: {name: standard}}}
-axes: {method: {Mine: {}}}
-evaluate: {attacks: {natural: natural}}
-presets: {paper: {}}
-tables:
-  - {id: A, title: Mine, rows: [method], values: {Natural: natural}}
-"""
 
 
 @pytest.fixture
@@ -55,7 +38,7 @@ def file(tmp_path, monkeypatch, forks):
     monkeypatch.chdir(tmp_path)
     forget_plugins()
     Path("mine.py").write_text(MODEL)
-    Path("mine.yaml").write_text(SUITE)
+    Path("mine.yaml").write_text(small(plugins="[mine.py]", model="mine"))
     with Store.open("r.db", create=True) as store:
         (job,) = jobs_of(files.load("mine.yaml").plan())
         machine = Machine(str(tmp_path / "r.db"), str(tmp_path / "files"), str(tmp_path))

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from small import small
 
 import fatbench
 from fatbench import testing
@@ -20,24 +21,9 @@ from fatbench.suite import plugins
 
 FOLDER = Path(__file__).parent.parent / "docs" / "examples"
 FILES = sorted(FOLDER.glob("*.py"))
-LOCAL = "{batch: 16, lr: 0.05, objective: standard}"
-SUITE = """
-name: NAME
-title: An example
-plugins: [PLUGIN]
-base:
-  data: digits
-  train: 160
-  test: 60
-  partition: {name: iid, clients: 4}
-  model: {name: vit, patch: 4, dim: 16, depth: 1, heads: 2}
-  algorithm: {name: fedavg, rounds: 3, aggregator: samples, local: LOCAL}
-axes: {method: {FedAvg: {}, ROWS}}
-evaluate: {attacks: {natural: natural}}
-presets: {paper: {}}
-"""
+LOCAL = "local: {batch: 16, lr: 0.05, objective: standard}"
 ROWS = {
-    "buffered": "late: {algorithm: {name: buffered, rounds: 3, aggregator: uniform, local: LOCAL}}",
+    "buffered": f"late: {{algorithm: {{name: buffered, rounds: 3, aggregator: uniform, {LOCAL}}}}}",
     "remembering": """lied to: {malicious: {clients: 1, attack: sign_flip}},
       remembers: {algorithm: {aggregator: remembering}},
       aimed at: {algorithm: {aggregator: remembering}, malicious: {clients: 1, attack: patient}}""",
@@ -63,8 +49,12 @@ def test_it_runs_beside_federated_averaging(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own_plugins: None, forks: None
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    text = SUITE.replace("ROWS", ROWS[name]).replace("NAME", name).replace("LOCAL", LOCAL)
-    Path("mine.yaml").write_text(text.replace("PLUGIN", str(FOLDER / f"{name}.py")))
+    text = small(
+        plugins=f"[{FOLDER / f'{name}.py'}]", train="160", test="60", partition="{name: iid, clients: 4}", rounds=3,
+        model="{name: vit, patch: 4, dim: 16, depth: 1, heads: 2}", axes=f"{{method: {{FedAvg: {{}}, {ROWS[name]}}}}}",
+        tables="",
+    )  # fmt: skip
+    Path("mine.yaml").write_text(text)
     done = fatbench.run("mine.yaml", jobs=1, device="cpu", quiet=True)
     assert set(done["status"]) == {"done"}, done
     numbers = fatbench.results("mine.yaml", stage="train")

@@ -16,6 +16,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from crew import forget_plugins, machine_of
+from small import small
 
 from fatbench.runner import progress, stage, versions
 from fatbench.runner.start import jobs_of
@@ -56,24 +57,7 @@ def only(updates, context):
 
 AGGREGATORS = {"only": AggregatorEntry(only, reads=("variable FIRST", "variable NONE", "file data.h5"))}
 """
-SUITE = """
-name: mine
-title: An aggregator that reads
-plugins: [mine.py]
-base:
-  data: digits
-  train: 60
-  test: 20
-  partition: {name: iid, clients: 2}
-  model: {name: mlp, width: 2}
-  algorithm:
-    {name: fedavg, rounds: 2, aggregator: only, local: {batch: 16, lr: 0.05, objective: {name: standard}}}
-axes: {method: {Mine: {}}}
-evaluate: {attacks: {natural: natural}}
-presets: {paper: {}}
-tables:
-  - {id: A, title: Mine, rows: [method], values: {Natural: natural}}
-"""
+SUITE = small(plugins="[mine.py]", model="{name: mlp, width: 2}", rounds=2, rule="only")
 HELPER = """from fatbench.engine.rounds import Mixing
 def only(updates, context):
     (here / "cfg.json").read_text()

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from small import small
 from torch import nn
 
 import fatbench
@@ -92,24 +93,6 @@ def mine(labels, rng, writers, *, clients):
 
 PARTITIONS = {"mine": mine}
 """
-SUITE = """
-name: wrong
-title: A partition of a plug-in
-plugins: [mine.py]
-seeds: [0]
-base:
-  data: digits
-  train: 60
-  test: 40
-  partition: {name: mine, clients: 3}
-  model: {name: linear}
-  algorithm: {name: fedavg, rounds: 1, aggregator: samples, local: {batch: 20, lr: 0.1, objective: standard}}
-axes: {method: {FedAvg: {}}}
-evaluate: {attacks: {natural: natural, fgsm: {name: fgsm, eps: 0.1}}}
-presets: {paper: {}}
-tables:
-  - {id: T, title: T, rows: [method], values: {Clean: natural, FGSM: fgsm}}
-"""
 
 
 @pytest.fixture
@@ -119,7 +102,8 @@ def suite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own_plugins: None) ->
 
     def run(shards: str) -> Any:
         Path("mine.py").write_text(PLUGIN.replace("SHARDS", shards))
-        Path("wrong.yaml").write_text(SUITE)
+        partition = "{name: mine, clients: 3}"
+        Path("wrong.yaml").write_text(small(plugins="[mine.py]", seeds="[0]", partition=partition, model="linear"))
         return fatbench.run("wrong.yaml", jobs=1, device="cpu", quiet=True)
 
     return run

@@ -12,6 +12,7 @@ from typing import Any
 
 import pandas
 import pytest
+from small import small
 from sqlalchemy import update
 
 from fatbench import whole_file
@@ -25,25 +26,11 @@ from fatbench.store.schema import ROUND_METRICS
 from fatbench.suite import files
 from fatbench.suite.tables import Published
 
-SUITE = """
-name: own
-title: One line
-seeds: [6]
-base:
-  data: {name: digits}
-  partition: {name: iid, clients: 3}
-  model: {name: small_cnn, width: 4}
-  algorithm: {name: fedavg, rounds: 1, aggregator: samples,
-    local: {epochs: 1, batch: 32, lr: 0.05, objective: standard}}
-  train: 200
-  test: 50
-axes: {method: {FedAvg: {}}}
-evaluate: {checkpoints: [last], attacks: {natural: natural}}
-presets: {paper: {}}
-tables:
-  - {id: T1, title: t, rows: [method], values: {natural: natural},
-     published: {file: FILE, select: last, rows: {method: method}, values: {natural: natural}}}
-"""
+SUITE = small(
+    name="own", seeds="[6]",
+    tables="[{id: T1, title: t, rows: [method], values: {natural: natural}, published: {file: FILE, select: last,"
+    " rows: {method: method}, values: {natural: natural}}}]",
+)  # fmt: skip
 
 
 def checked(folder: Path, text: str, name: str = "numbers.csv") -> None:
@@ -111,7 +98,6 @@ def test_an_outcome_of_a_foreign_database_is_no_formula(
     with Store.open(path, create=True) as store:
         store.add_cell("a", {"seed": 1, "data": {"name": "digits"}, "test": 2})
         claimed = store.claim("a", f"{metric}-0a1b2c3d@1", suite="s", total=1, provenance={})
-        assert claimed is not None
         store.commit(claimed, round=2, outcomes=(0, 2, b"\x80"))
     code, said, error = run("show", "--outcomes", "a", "--db", path)
     assert code == 0, error
@@ -122,14 +108,14 @@ def test_an_outcome_of_a_foreign_database_is_no_formula(
 def test_a_suite_s_name_is_no_path(tmp_path: Path, name: str) -> None:
     """Figures and exported files are called by it."""
     (tmp_path / "own.yaml").write_text(SUITE.replace("name: own", f"name: {name}", 1))
-    with pytest.raises(SpecError, match=r"own.yaml:2: name: (expected a name without / and|a control char)"):
+    with pytest.raises(SpecError, match=r"own.yaml:1: name: (expected a name without / and|a control char)"):
         files.load(str(tmp_path / "own.yaml"))
 
 
 @pytest.mark.parametrize("label", ['"a\\e[2J"', '"a\\u202eb"', "a\u202eb"])
 def test_a_suite_s_labels_are_text(tmp_path: Path, label: str) -> None:
     (tmp_path / "own.yaml").write_text(SUITE.replace("{FedAvg: {}}", f"{{{label}: {{}}}}"))
-    with pytest.raises(SpecError, match=r"own.yaml:13: a\\(x1b|u202e).*: a control character .U\+(001B|202E)."):
+    with pytest.raises(SpecError, match=r"own.yaml:11: a\\(x1b|u202e).*: a control character .U\+(001B|202E)."):
         files.load(str(tmp_path / "own.yaml"))
     assert str(SpecError("a\x1b\u202e\n")) == "a\\x1b\\u202e\n"
 
@@ -177,10 +163,8 @@ def test_nothing_of_a_foreign_database_moves_the_cursor(url: str, run: Callable[
         where = {"host": EVIL, "device": EVIL, "versions": {EVIL: EVIL}, "note": EVIL, "plugin": [EVIL]}
         for stage in ("train", "natural-0a1b2c3d@1"):
             claimed = store.claim("a", stage, suite=EVIL, total=1, provenance={**where, "preset": EVIL})
-            assert claimed is not None
             store.finish(claimed, [Number("evil", 0.5, 1, n=2)], round=1)
         broken = store.claim("a", "pgd-0a1b2c3d@1", suite=EVIL, total=1, provenance=where)
-        assert broken is not None
         with pytest.raises(ValueError, match="no control character"):
             store.commit(broken, numbers=[Number(EVIL, 0.5, 1)], round=1)
         store.fail(broken, f"{EVIL}\nline")

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import result_files
+from small import small
 from sqlalchemy import select, update
 
 from fatbench.api import verifying as verify
@@ -25,25 +26,12 @@ from fatbench.store.schema import OUTCOME_CHUNKS, ROUND_METRICS, VALUES
 from fatbench.store.stages import Store
 from fatbench.suite import files
 
-TINY = """
-name: tiny
-title: Two cells that take a second
-description: Two methods on digits.
-seeds: [1]
-base:
-  data: {name: digits}
-  train: 60
-  test: 30
-  partition: {name: iid, clients: 2}
-  model: {name: small_cnn, width: 4}
-  algorithm: {name: fedavg, rounds: 1, aggregator: samples,
-    local: {epochs: 1, batch: 16, lr: 0.05, objective: standard}}
-axes:
-  rounds: {one: {}, three: {algorithm: {rounds: 3}}}
-evaluate: {checkpoints: [last], batch: 20, attacks: {natural: natural, fgsm: {name: fgsm, eps: 8/255}}}
-presets: {paper: {}}
-tables: [{id: t, title: t, rows: [rounds], values: {natural: natural}}]
-"""
+TINY = small(
+    name="tiny", seeds="[1]", test="30", model="{name: small_cnn, width: 4}",
+    axes="{rounds: {one: {}, three: {algorithm: {rounds: 3}}}}",
+    evaluate="{checkpoints: [last], batch: 20, attacks: {natural: natural, fgsm: {name: fgsm, eps: 8/255}}}",
+    tables="[{id: t, title: t, rows: [rounds], values: {natural: natural}}]",
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")

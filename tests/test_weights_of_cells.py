@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
+from small import small
 
 from fatbench.api import verifying as verify
 from fatbench.errors import MachineError, SpecError
@@ -20,30 +21,12 @@ from fatbench.store.stages import Store
 from fatbench.suite import calls, files, weights
 from fatbench.suite.cells import Evaluation, Plan
 
-FIRST = """
-name: first
-title: Trains
-description: A network that others begin with.
-seeds: [0]
-base:
-  data: {name: digits}
-  train: 40
-  test: 20
-  partition: {name: iid, clients: 2}
-  model: {name: vit, patch: 4, dim: 8, depth: 1, heads: 2}
-  algorithm:
-    name: fedavg
-    rounds: 1
-    aggregator: {name: samples}
-    local: {epochs: 1, batch: 20, lr: 0.1, objective: {name: standard}}
-axes:
-  rate: {slow: {}, fast: {algorithm: {local: {lr: 0.2}}}}
-  head: {CLS: {}, VIS: {model: {head: vis}}}
-evaluate:
-  attacks: {natural: {name: natural}}
-presets: {paper: {}}
-tables: [{id: A, title: Accuracy, rows: [rate, head], values: {natural: natural}}]
-"""
+FIRST = small(
+    name="first", seeds="[0]", train="40", model="{name: vit, patch: 4, dim: 8, depth: 1, heads: 2}",
+    local="batch: 20, lr: 0.1, objective: standard",
+    axes="{rate: {slow: {}, fast: {algorithm: {local: {lr: 0.2}}}}, head: {CLS: {}, VIS: {model: {head: vis}}}}",
+    tables="[{id: A, title: Accuracy, rows: [rate, head], values: {natural: natural}}]",
+)  # fmt: skip
 SECOND = """
 name: second
 title: Begins with it
