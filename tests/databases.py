@@ -85,7 +85,6 @@ def serving(binaries: Path) -> Iterator[str]:
             user=user,
             cwd="/",
         )
-    assert server.stdin is not None
     try:
         end = time.monotonic() + 300
         while subprocess.run([binaries / "pg_isready", "-q", "-h", folder], check=False).returncode != 0:

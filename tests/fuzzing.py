@@ -224,7 +224,6 @@ def results(folder: Path) -> list[str]:
             for i, cell in enumerate(plan.unique()[:3]):
                 store.add_cell(cell.id, cell.spec)
                 run = store.claim(cell.id, "train", suite="fuzzed", total=2, provenance=said)
-                assert run is not None
                 for round in (1, 2):
                     numbers = [
                         Number(metric, 0.1 * round, round, n=20) for metric in ("train_loss", "monitor", "val_monitor")
@@ -245,7 +244,6 @@ def results(folder: Path) -> list[str]:
                     run = store.claim(
                         cell.id, evaluation.stage(2), suite="fuzzed", total=20, provenance=said, settings=attack
                     )
-                    assert run is not None
                     store.commit(run, round=20, outcomes=(0, 20, b"\xff\x0f\xf0"))
                     store.finish(run, [Number(evaluation.label, 16 / 20, 2, n=20)])
             jsonl.export(store, file)

@@ -138,7 +138,6 @@ class Results:
         train += [Number("monitor", 0.5, 1, n=8)] * bool(change.get("monitor"))
         for stage, value in {"train": None, **stages}.items():
             run = self.store.claim("a", stage, suite="s", total=1, provenance={}, settings=settings if value else None)
-            assert run is not None
             if value is None:
                 self.store.finish(run, train, round=1, record={"last": {"round": 1}})
                 continue

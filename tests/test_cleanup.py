@@ -33,7 +33,6 @@ def store(url: str) -> Iterator[Store]:
             opened.add_cell(cell, {"seed": 1})
             for stage in ("train", "fgsm-0@1"):
                 run = opened.claim(cell, stage, suite="s", total=4, provenance={})
-                assert run is not None
                 record = {"sha256": {"model-1.safetensors": "0", "artifacts/round-1.safetensors": "0"}}
                 outcomes = (0, 4, b"\xf0")
                 opened.commit(run, round=4, outcomes=outcomes, checkpoint="state-000004.safetensors", record=record)
@@ -65,7 +64,6 @@ def test_a_replicate_is_deleted_alone(store: Store) -> None:
 @pytest.mark.promise("Input", "`delete` refuses a cell that a process works on")
 def test_a_cell_that_is_worked_on_is_not_deleted(store: Store) -> None:
     run = store.claim(A, "train", suite="s", total=4, provenance={})
-    assert run is not None
     with pytest.raises(SpecError, match=f"^cell {A}: a process is working on train; stop it first$"):
         cleanup.delete_cell(store, A)
     assert len(store.cells()) == 3 and len(store.stages()) == 6
@@ -106,7 +104,6 @@ def test_files_that_no_cell_needs(store: Store, tmp_path: Path) -> None:
 def test_files_of_a_cell_that_is_worked_on_stay(store: Store, tmp_path: Path) -> None:
     put(tmp_path / B / "model-2.safetensors")
     run = store.claim(B, "train", suite="s", total=4, provenance={})
-    assert run is not None
     assert list(cleanup.unneeded_files(store, tmp_path)) == []
     store.release(run)
     assert len(list(cleanup.unneeded_files(store, tmp_path))) == 1
@@ -308,7 +305,6 @@ def test_a_replicate_after_a_deleted_one_has_a_number_of_its_own(tmp_path: Path)
         with Store.open(str(tmp_path / f"{name}.db"), create=True) as made:
             made.add_cell(A, {"seed": 1})
             run = made.claim(A, "train", suite="s", total=1, provenance={})
-            assert run is not None
             made.finish(run, [Number("loss", float(len(name)), 1)], round=1)
             jsonl.export(made, tmp_path / f"{name}.jsonl")
         return tmp_path / f"{name}.jsonl"

@@ -92,7 +92,6 @@ def test_brackets_in_names_are_text(tmp_path: Path) -> None:
     with Store.open(path, create=True) as store:
         store.add_cell("a", {"seed": 1, "algorithm": {"rounds": 1}})
         run = store.claim("a", "train", suite="[/s]", total=1, provenance={"host": "[/h]", "device": "[/d]"})
-        assert run is not None
         store.finish(run, [Number("[/m]", 0.5, 1)], round=1)
     code, said = fuzzing.program("status", "--db", path)
     assert code == 0 and "[/s]" in said

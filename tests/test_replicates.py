@@ -42,10 +42,8 @@ def trained(store: Store, loss: float, seconds: float, *, cell: str = "a", bits:
     """A cell that is trained and evaluated on five images."""
     store.add_cell(cell, {"seed": 1})
     run = store.claim(cell, "train", suite="s", total=1, provenance={})
-    assert run is not None
     store.finish(run, [Number("loss", loss, 1), Number("seconds", seconds, 1)], round=1)
     run = store.claim(cell, "e-00@1", suite="s", total=5, provenance={})
-    assert run is not None
     store.commit(run, round=5, outcomes=(0, 5, bits))
     store.finish(run, [Number("e", bits[0].bit_count() / 5, 1, n=5)], round=5)
 
@@ -110,7 +108,6 @@ def test_the_view_of_outcomes(store: Store) -> None:
     trained(store, 0.5, 1.0)
     store.add_cell("b", {"seed": 1})
     run = store.claim("b", "e-00@1", suite="s", total=12, provenance={})
-    assert run is not None
     store.commit(run, round=9, outcomes=(0, 9, b"\x01\x80"))
     store.commit(run, round=12, outcomes=(9, 3, b"\x60"))
     query = "SELECT cell, position, correct FROM outcomes ORDER BY cell, stage, position"

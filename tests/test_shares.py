@@ -164,7 +164,6 @@ def test_clients_of_a_database_and_what_is_printed(line: tuple[Family, Plan], tm
         store.add_cells({cell.id: cell.spec for cell in (whole, half)})
         for cell, rounds in ((whole, 3), (half, 2)):
             claimed = store.claim(cell.id, "train", suite="privacy-line", total=3, provenance={})
-            assert claimed is not None
             numbers = [Number("identified_first_client", float(k == 0), k // 4 + 1, 0, k) for k in range(4 * rounds)]
             store.commit(claimed, numbers=numbers, round=rounds)
         read = pairs.answers_of_clients(store, [whole.id, half.id], "identified_first")

@@ -138,7 +138,6 @@ def test_what_can_be_claimed(machine: Machine, store: Store) -> None:
     store.fail(run, "no")
     assert stage.claim(turn(store), at, machine, 0, NATURAL) is None
     run = stage.claim(turn(store), at, recovering(machine, retry_failed=True), 0, NATURAL)
-    assert run is not None
     store.finish(run, round=5)
     assert stage.claim(turn(store), at, machine, 0, NATURAL) is None
     assert stage.claim(turn(store), at, machine, 0, NATURAL, fresh=True) is not None
@@ -148,13 +147,11 @@ def test_what_can_be_claimed(machine: Machine, store: Store) -> None:
 def test_an_emptied_attack_keeps_its_settings_and_nothing_else(machine: Machine, store: Store) -> None:
     at, settings = NATURAL.stage(3), {"name": "natural", "implementation": f"fatbench {__version__}"}
     run = stage.claim(turn(store), at, machine, 8, NATURAL)
-    assert run is not None
     assert stage.claim(turn(store), at, machine, 0, NATURAL, fresh=True) is None  # this run is alive
     assert store.stages()[JOB.cell, at].run == run
     store.commit(run, round=8, outcomes=(0, 8, b"x"), record={"model": "m"})
     store.finish(run, [Number("natural", 0.5, 3, 8)])
     emptied = stage.claim(turn(store), at, machine, 0, NATURAL, fresh=True)
-    assert emptied is not None
     store.release(emptied)
     row = store.stages()[JOB.cell, at]
     assert (row.status, row.round, row.record, row.settings) == ("interrupted", 0, {}, settings)
@@ -214,7 +211,6 @@ def test_how_a_stage_ends_that_cannot_go_on(
 ) -> None:
     """What is nobody's fault is no failure; what a person can cause has no traceback, and what is ours has one."""
     run = stage.claim(turn(store), "train", machine, 3)
-    assert run is not None
     store.database.patience = 9.0
     events, freed = list[Event](), list[bool]()
     monkeypatch.setattr(stage, "free_memory", lambda: freed.append(True))
