@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 from crew import forget_plugins, machine_of
+from small import small
 
 from fatbench import settings
 from fatbench.errors import SpecError
@@ -40,29 +41,12 @@ AGGREGATORS = {"only": only}
 ATTACKS = {"blank": blank}
 """
 HELPER = "def first(n):\n    return [1.0] + [0.0] * (n - 1)\n"
-SUITE = """
-name: mine
-title: An aggregator and an attack of a plug-in
-plugins: [mine.py]
-base:
-  data: digits
-  train: 60
-  test: 20
-  partition: {name: iid, clients: 2}
-  model: {name: small_cnn, width: 2}
-  algorithm:
-    {name: fedavg, rounds: 2, aggregator: samples, local: {batch: 16, lr: 0.05, objective: {name: standard}}}
-axes:
-  method:
-    FedAvg: {}
-    Mine: {algorithm: {aggregator: only}}
-evaluate: {attacks: {natural: natural, blank: blank}}
-presets: {paper: {}}
-tables:
-  - {id: A, title: Mine, rows: [method], values: {Natural: natural, Blank: blank}}
-figures:
-  - {id: F, title: Loss, lines: [method], series: {Loss: "train:train_loss"}}
-"""
+SUITE = small(
+    'figures: [{id: F, title: Loss, lines: [method], series: {Loss: "train:train_loss"}}]\n', rounds=2,
+    plugins="[mine.py]", axes="{method: {FedAvg: {}, Mine: {algorithm: {aggregator: only}}}}",
+    evaluate="{attacks: {natural: natural, blank: blank}}",
+    tables="[{id: A, title: Mine, rows: [method], values: {Natural: natural, Blank: blank}}]",
+)  # fmt: skip
 
 
 @pytest.fixture
@@ -105,25 +89,16 @@ def test_a_suite_names_its_plug_ins_relative_to_itself_and_those_of_what_it_exte
 @pytest.mark.parametrize(
     ("said", "message"),
     [
-        ("plugins: [none.py]", r"mine.yaml:4: plugins: plugin .*none.py: No such file or directory"),
-        ("plugins: mine.py", r"mine.yaml:4: plugins: expected a list of files such as \[mine.py\], got 'mine.py'"),
-        ("plugins: [mine.yaml]", r"mine.yaml:4: plugins: plugin .*mine.yaml: .*"),
-        ("plugin: [mine.py]", r"mine.yaml:4: plugin: unknown key 'plugin' \(did you mean 'plugins'\?\)"),
+        ("plugins: [none.py]", r"mine.yaml:3: plugins: plugin .*none.py: No such file or directory"),
+        ("plugins: mine.py", r"mine.yaml:3: plugins: expected a list of files such as \[mine.py\], got 'mine.py'"),
+        ("plugins: [mine.yaml]", r"mine.yaml:3: plugins: plugin .*mine.yaml: .*"),
+        ("plugin: [mine.py]", r"mine.yaml:3: plugin: unknown key 'plugin' \(did you mean 'plugins'\?\)"),
     ],
 )
 def test_mistakes_name_file_line_and_key(place, said, message):
     (place / "mine.yaml").write_text(SUITE.replace("plugins: [mine.py]", said))
     with pytest.raises(SpecError, match=message):
         files.load("mine.yaml")
-
-
-def test_two_plug_ins_with_the_same_name_are_both_named(place):
-    (place / "twin.py").write_text("def only(updates, context): ...\nAGGREGATORS = {'only': only}\n")
-    plugins.load([Path("mine.py")])
-    with pytest.raises(
-        SpecError, match=r"^plugins: plugin .*twin.py: there is already an aggregator named 'only' in .*mine.py"
-    ):
-        plugins.load([Path("twin.py")])
 
 
 def test_settings_name_plug_ins_and_all_add_up(place, monkeypatch):
@@ -136,6 +111,10 @@ def test_settings_name_plug_ins_and_all_add_up(place, monkeypatch):
     assert signatures.names("Aggregator")[-4:] == ["a", "b", "c", "only"]
     plugins.load([Path("mine.py")])
     assert len(signatures.plugins()) == 4
+    (place / "twin.py").write_text("def only(updates, context): ...\nAGGREGATORS = {'only': only}\n")
+    both = r"^plugins: plugin .*twin.py: there is already an aggregator named 'only' in .*mine.py"
+    with pytest.raises(SpecError, match=both):
+        plugins.load([Path("twin.py")])
 
 
 @pytest.mark.parametrize(
@@ -153,20 +132,27 @@ def test_mistakes_in_the_settings(place, toml, message):
     assert "slurm" in settings.KEYS
 
 
+def installed(site, name, module, text=None):
+    """A package that announces one module as a plug-in: the file with the list of its entry points."""
+    if text is not None:
+        (site / f"{name}.py").write_text(text)
+    info = site / f"{name}-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[fatbench.plugins]\n{name} = {module}\n")
+    return info / "entry_points.txt"
+
+
 def test_an_installed_package_is_imported_for_a_name_that_is_not_ours(place, monkeypatch, capsys):
     site = place / "site-packages"
     package = site / "their_package"
     package.mkdir(parents=True)
     (package / "__init__.py").write_text("raise ImportError('not for reading')\n")
-    (package / "tables.py").write_text(
-        "import yaml_of_others\nfrom .part import three\nAGGREGATORS = {'three': three}\n"
-    )
+    tables = "import yaml_of_others\nfrom .part import three\nAGGREGATORS = {'three': three}\n"
+    (package / "tables.py").write_text(tables)
     (package / "part.py").write_text("def three(updates, context): ...\n")
     (site / "yaml_of_others.py").write_text("")
-    info = site / "their_package-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: their-package\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[fatbench.plugins]\nthree = their_package.tables\n")
+    points = installed(site, "their_package", "their_package.tables")
     monkeypatch.syspath_prepend(site)
     importlib.invalidate_caches()
     plugins.load()
@@ -181,19 +167,10 @@ def test_an_installed_package_is_imported_for_a_name_that_is_not_ours(place, mon
     assert version["plugin"] == "their_package.tables"
     assert sorted(version["modules"]) == ["their_package/__init__.py", "their_package/part.py"]
     assert calls.function(signatures.describe("Aggregator", "three")).__module__ == "their_package.part"
-    (info / "entry_points.txt").write_text("[fatbench.plugins]\nthree = their_package.none\n")
+    points.write_text("[fatbench.plugins]\nthree = their_package.none\n")
     plugins.load()
     said = "fatbench: left out: entry point fatbench.plugins: their_package.none: the module's source is not found\n"
     assert capsys.readouterr().err == said
-
-
-def installed(site, name, text):
-    """A package that announces one module as a plug-in."""
-    (site / f"{name}.py").write_text(text)
-    info = site / f"{name}-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text(f"[fatbench.plugins]\n{name} = {name}\n")
 
 
 def test_a_broken_package_is_left_out_and_a_clash_matters_where_the_name_is_used(place, monkeypatch, capsys):
@@ -203,21 +180,20 @@ def test_a_broken_package_is_left_out_and_a_clash_matters_where_the_name_is_used
     both = "def shared(updates, context): ...\ndef {0}(updates, context): ...\n"
     tables = "AGGREGATORS = {{'shared_name': shared, '{0}': {0}, 'samples': shared}}\n"
     for name in ("one_of_four", "two_of_four"):
-        installed(site, name, (both + tables).format(name))
-    installed(site, "three_of_four", "def broken(:\n")
-    installed(site, "four_of_four", "NOTHING = {}\n")
+        installed(site, name, name, (both + tables).format(name))
+    installed(site, "three_of_four", "three_of_four", "def broken(:\n")
+    installed(site, "four_of_four", "four_of_four", "NOTHING = {}\n")
     monkeypatch.syspath_prepend(site)
     importlib.invalidate_caches()
     plugins.load()
     signatures.names("Aggregator")
     said = capsys.readouterr().err
     assert "left out: entry point fatbench.plugins: three_of_four: plugin" in said and "four_of_four" in said
-    for name in ("one_of_four", "two_of_four"):
-        assert signatures.describe("Aggregator", name).plugin == site / f"{name}.py"
     assert signatures.describe("Aggregator", "samples").plugin is None
     with pytest.raises(SpecError, match=r"aggregator 'shared_name' is in .*one_of_four.py and .*two_of_four.py: write"):
         signatures.describe("Aggregator", "shared_name")
     for name in ("one_of_four", "two_of_four"):
+        assert signatures.describe("Aggregator", name).plugin == site / f"{name}.py"
         chosen = signatures.describe("Aggregator", f"{name}:shared_name")
         assert chosen.plugin == site / f"{name}.py" and chosen.name == f"{name}:shared_name"
         assert calls.function(chosen).__code__.co_filename == str(site / f"{name}.py")
@@ -236,7 +212,7 @@ def test_a_broken_package_is_left_out_and_a_clash_matters_where_the_name_is_used
 
 def test_reading_a_suite_runs_its_plug_in_and_what_was_mended_is_read_again(place):
     (place / "mine.py").write_text("raise RuntimeError('imported')\n" + AGGREGATOR)
-    with pytest.raises(SpecError, match=r"^mine.yaml:4: plugins: plugin .*mine.py:1: RuntimeError: imported$"):
+    with pytest.raises(SpecError, match=r"^mine.yaml:3: plugins: plugin .*mine.py:1: RuntimeError: imported$"):
         files.load("mine.yaml")
     (place / "mine.py").write_text(AGGREGATOR)
     assert len(files.load("mine.yaml").plan().cells) == 2
@@ -246,27 +222,17 @@ def test_reading_a_suite_runs_its_plug_in_and_what_was_mended_is_read_again(plac
 
 
 def test_local_modules_are_found_in_every_form_of_import_and_through_each_other(place):
-    package = place / "pack" / "age"
-    package.mkdir(parents=True)
-    (place / "pack" / "__init__.py").write_text("")
-    (package / "__init__.py").write_text("from . import deep\n")
-    (package / "deep.py").write_text("from ..shallow import x\nfrom ... import nothing\n")
-    (place / "pack" / "shallow.py").write_text("import json\nx = 1\n")
-    (place / "lazy.py").write_text("import mine\n")
-    (place / "json.py").write_text("unused = 1\n")
-    (place / "mine.py").write_text("import pack.age\n\n\ndef later():\n    from lazy import mine\n")
-    assert plugins.version(place / "mine.py") == {
-        "plugin": "mine.py",
-        "sha256": sha((place / "mine.py").read_text()),
-        "modules": {
-            "json.py": sha("unused = 1\n"),
-            "lazy.py": sha("import mine\n"),
-            "pack/__init__.py": sha(""),
-            "pack/age/__init__.py": sha("from . import deep\n"),
-            "pack/age/deep.py": sha((package / "deep.py").read_text()),
-            "pack/shallow.py": sha((place / "pack" / "shallow.py").read_text()),
-        },
-    }
+    (place / "pack" / "age").mkdir(parents=True)
+    modules = {
+        "pack/__init__.py": "", "pack/age/__init__.py": "from . import deep\n",
+        "pack/age/deep.py": "from ..shallow import x\nfrom ... import nothing\n",
+        "pack/shallow.py": "import json\nx = 1\n", "lazy.py": "import mine\n", "json.py": "unused = 1\n",
+    }  # fmt: skip
+    mine = "import pack.age\n\n\ndef later():\n    from lazy import mine\n"
+    for name, text in {**modules, "mine.py": mine}.items():
+        (place / name).write_text(text)
+    digests = {name: sha(text) for name, text in modules.items()}
+    assert plugins.version(place / "mine.py") == {"plugin": "mine.py", "sha256": sha(mine), "modules": digests}
 
 
 def test_a_local_module_with_the_name_of_another_is_refused_when_it_would_be_run(place):
@@ -284,23 +250,20 @@ def test_a_table_may_name_a_function_of_a_local_module(place):
     assert calls.build("Aggregator", {"name": "near", "top": 2})([], None) == 7
 
 
-def test_a_plug_in_may_have_dataclasses_and_runs_as_it_was_read(place):
-    head = "from __future__ import annotations\nfrom dataclasses import dataclass\n\n\n"
-    (place / "mine.py").write_text(
-        head + "@dataclass\nclass A:\n    n: int = 3\n\n\ndef f(updates, context):\n    return A().n\n\n\n"
-        "AGGREGATORS = {'f': f}\n"
-    )
-    plugins.load([Path("mine.py")])
-    (place / "mine.py").write_text("1 / 0\n")
-    assert calls.function(signatures.describe("Aggregator", "f"))([], None) == 3
-
-
-def test_an_edited_plug_in_is_read_and_run_anew_by_the_next_load(place):
+def test_a_plug_in_runs_as_it_was_read_and_anew_after_the_next_load(place):
+    """It may have dataclasses, whose module must be known."""
     plugins.load([Path("mine.py")])
     assert calls.function(signatures.describe("Aggregator", "only"))([1, 2], None).weights == [1.0, 0.0]
     (place / "helper.py").write_text("def first(n):\n    return [1 / n] * n  # another\n")
     plugins.load()
     assert calls.function(signatures.describe("Aggregator", "only"))([1, 2], None).weights == [0.5, 0.5]
+    head = (
+        "from __future__ import annotations\nfrom dataclasses import dataclass\n@dataclass\nclass A:\n    n: int = 3\n"
+    )
+    (place / "mine.py").write_text(f"{head}def f(updates, context):\n    return A().n\nAGGREGATORS = {{'f': f}}\n")
+    plugins.load()
+    (place / "mine.py").write_text("1 / 0\n")
+    assert calls.function(signatures.describe("Aggregator", "f"))([], None) == 3
 
 
 def expected(*names: str) -> dict:
@@ -341,9 +304,8 @@ def test_versions_are_the_same_wherever_the_file_is(place):
     assert not inputs.same_functions([record], [{**record, "modules": {"h.py": "3"}}])
     assert not inputs.same_functions([], [record])
     new = {**record, "names": ["aggregator x"], "reached": {"aggregator x": "4"}}
-    assert inputs.same_functions(
-        [new], [{**new, "sha256": "2", "modules": {"h.py": "3"}}]
-    )  # another text, the same function
+    # another text, the same function
+    assert inputs.same_functions([new], [{**new, "sha256": "2", "modules": {"h.py": "3"}}])
     assert not inputs.same_functions([new], [{**new, "sha256": "2", "reached": {"aggregator x": "5"}}])
     assert inputs.same_functions([record], [new]) and not inputs.same_functions([record], [{**new, "sha256": "2"}])
     assert inputs.versions_differ([record, {**record, "sha256": "2"}]) and not inputs.versions_differ([record, record])
@@ -410,8 +372,8 @@ def test_edited_work_is_kept_until_it_is_asked_for_again(place):
         assert sorted(dropped) == ["blank", "natural", "train"]
         after = {(row["cell"], row["stage"], row["round"], row["client"], row["metric"]): row["run"] for row in before}
         kept = store.measurements([fedavg])
-        assert all(after[r["cell"], r["stage"], r["round"], r["client"], r["metric"]] == r["run"] for r in kept)
         assert kept
+        assert all(after[r["cell"], r["stage"], r["round"], r["client"], r["metric"]] == r["run"] for r in kept)
 
 
 def test_training_that_was_begun_is_not_gone_on_with_by_other_code(place):
@@ -430,7 +392,7 @@ def test_training_that_was_begun_is_not_gone_on_with_by_other_code(place):
         assert len({row["run"] for row in rows}) == 1
 
 
-def test_a_method_that_failed_before_its_first_round_is_simply_tried_again(place):
+def test_a_failed_method_is_simply_tried_again_and_results_without_a_version_are_older(place):
     (place / "helper.py").write_text("def first(n):\n    raise RuntimeError('not yet')\n")
     with Store.open(str(place / "r.db"), create=True) as store:
         assert work(jobs()[1], machine_of(place), store) == "failed"
@@ -438,17 +400,12 @@ def test_a_method_that_failed_before_its_first_round_is_simply_tried_again(place
         again = jobs()[1]
         assert versions.changed([again], store) == {}
         assert work(again, machine_of(place, retry_failed=True), store) == "done"
-
-
-def test_results_without_a_version_are_of_an_older_one(place):
-    job = jobs()[1]
-    with Store.open(str(place / "r.db"), create=True) as store:
-        store.add_cell(job.cell, job.spec)
-        run = store.claim(job.cell, "train", suite="mine", total=2, provenance={"device": "cpu"})
+    with Store.open(str(place / "older.db"), create=True) as store:
+        store.add_cell(again.cell, again.spec)
+        run = store.claim(again.cell, "train", suite="mine", total=2, provenance={"device": "cpu"})
         store.finish(run, round=2)
-        assert versions.changed([job], store)[job.cell]["train"][0].words.startswith(
-            "a plug-in of unknown version, now mine.py"
-        )
+        said = versions.changed([again], store)[again.cell]["train"][0].words
+        assert said.startswith("a plug-in of unknown version, now mine.py")
 
 
 # --- as people meet it --------------------------------------------------------------------------------------------
@@ -559,9 +516,7 @@ from fatbench.methods.manipulations import Manipulated
 from fatbench.suite.entry import AlgorithmEntry, DataEntry, Entry, Images, ModelEntry, passes
 from fatbench.suite.types import Attack, Count, Local, NonNegative, Aggregator
 
-
 def blobs(root, *, side: Count = 12):
-    """A bright left or right half."""
     def part(n):
         labels = np.arange(n, dtype=np.int64) % 2
         images = np.random.default_rng(n).integers(0, 60, (n, 1, side, side), dtype=np.uint8)
@@ -570,19 +525,13 @@ def blobs(root, *, side: Count = 12):
         return images, labels
     return finish("blobs", None, Loaded(root, *part(80), *part(40), classes=2))
 
-
 def striped(labels, rng, writers, *, clients: Count):
-    """Every k-th example."""
     return [np.arange(k, len(labels), clients) for k in range(clients)]
 
-
 def one_layer(shape, classes):
-    """One linear layer."""
     return nn.Sequential(nn.Flatten(), nn.Linear(shape[0] * shape[1] * shape[2], classes))
 
-
 def plain(problem, state, *, rounds: Count, aggregator: Aggregator, local: Local):
-    """Every client, every round."""
     for t in range(state.round, rounds):
         now = local.at(t)
         updates = train_cohort(problem, state.model, range(len(problem.shards)), t, now, aggregator=aggregator)
@@ -591,78 +540,52 @@ def plain(problem, state, *, rounds: Count, aggregator: Aggregator, local: Local
         yield Round(t, state.model, updates, mixing, after, cost(updates, now, state.model))
         state = after
 
-
 def median(updates, context):
-    """The median of every weight: the next model itself."""
     model = {name: torch.stack([u.model[name] for u in updates]).median(0).values for name in context.broadcast}
     return Mixing([0.0] * len(updates), model=model, metrics={"medians": float(len(updates))})
 
-
 def alone(gram, generator):
-    """Every upload as it is."""
     return torch.eye(len(gram), dtype=gram.dtype)
 
-
 def hinge(model, x, y, generator, *, attack: Attack):
-    """Multi-class hinge loss."""
     model.eval()
     x = attack(model, x, y, generator)
     model.train()
     logits = model(x)
     return nn.functional.multi_margin_loss(logits, y), logits.detach().argmax(1) == y
 
-
 def pull(weights, broadcast, round, *, mu: NonNegative):
-    """FedProx."""
     return [mu * (w - b) for w, b in zip(weights, broadcast)]
 
-
 def blank(model, x, y, generator):
-    """A black image."""
     return torch.zeros_like(x)
 
-
 def dim(x, generator):
-    """Nine tenths of the light."""
     return x * 0.9
 
-
 def bright(problem, result, images, labels, attack, generator):
-    """How bright the test images are."""
     return {"brightness": float(images.double().mean() / 255)}
 
-
 def silent(part, at):
-    """Sends zeros."""
     return {name: torch.zeros_like(value) for name, value in part.items()}, None
 
-
 def honest(model, weights, generator):
-    """Nothing is changed."""
     return Manipulated(model, weights, weights)
 
-
 def grey(seen, model, shape, generator):
-    """A grey image."""
     return torch.full((len(seen[0].labels), 1, *shape), 0.5)
 
-
 def shy(update):
-    """Half of what it has learnt."""
     return update / 2
-
 
 def of_side(*, side):
     return Images(80, 40, 2, side, 1)
 
-
 def parameters(shape, classes):
     return shape[0] * shape[1] * shape[2] * classes + classes
 
-
 def attack_and_one(*, attack):
     return passes(attack) + 1
-
 
 ADVERSARIES = {"shy": shy}
 DATASETS = {"blobs": DataEntry(blobs, images=of_side)}
@@ -680,54 +603,21 @@ DEFENCES = {"silent": silent}
 INVERSIONS = {"grey": grey}
 MANIPULATIONS = {"honest": honest}
 '''
-EVERY = """
-name: every
-title: One function of every kind
-plugins: [everything.py]
-base:
-  data: blobs
-  partition: {name: striped, clients: 3}
-  model: one_layer
-  algorithm: {name: fedavg, rounds: 1, aggregator: samples, local: {batch: 8, lr: 0.1, objective: standard}}
-axes:
-  what:
-    learn:
-      augment: dim
-      monitor: blank
-      diagnostic: bright
-      malicious: {clients: 1, attack: shy}
-      algorithm:
-        name: plain
-        rounds: 4
-        aggregator: {name: after, pre: alone, aggregator: median}
-        local:
-          epochs: 2
-          batch: 8
-          lr: 0.1
-          objective: {name: hinge, attack: {name: pgd, eps: 8/255, step: 8/255, steps: 1}}
-          proximal: {name: pull, mu: 0.1}
-    listen:
-      algorithm:
-        {name: gradient_inversion, rounds: 2, target_clients: 2, candidates: 20, objective: standard,
-         defence: silent, inversion: grey, manipulation: honest}
-evaluate:
-  attacks: {natural: natural, blank: blank}
-  overrides: [{when: {what: listen}, set: {attacks: {natural: null, blank: null}}}]
-presets:
-  paper: {}
-  smoke: {overrides: [{when: {what: learn}, set: {algorithm: {rounds: 2}}}]}
-tables:
-  - id: A
-    title: Every kind
-    rows: [what]
-    values:
-      Natural: natural
-      Blank: blank
-      Medians: "train:medians"
-      Brightness: "train:brightness"
-      PSNR: "train:psnr"
-      Grey: "train:grey_psnr"
-"""
+LEARN = """{augment: dim, monitor: blank, diagnostic: bright, malicious: {clients: 1, attack: shy}, algorithm:
+    {name: plain, rounds: 4, aggregator: {name: after, pre: alone, aggregator: median}, local:
+      {epochs: 2, batch: 8, lr: 0.1, proximal: {name: pull, mu: 0.1},
+       objective: {name: hinge, attack: {name: pgd, eps: 8/255, step: 8/255, steps: 1}}}}}"""
+LISTEN = """{algorithm: {name: gradient_inversion, rounds: 2, target_clients: 2, candidates: 20, objective: standard,
+    defence: silent, inversion: grey, manipulation: honest}}"""
+WITHOUT = "[{when: {what: listen}, set: {attacks: {natural: null, blank: null}}}]"
+EVERY = small(
+    plugins="[everything.py]", data="blobs", train="", test="", partition="{name: striped, clients: 3}",
+    model="one_layer", axes=f"{{what: {{learn: {LEARN}, listen: {LISTEN}}}}}",
+    evaluate=f"{{attacks: {{natural: natural, blank: blank}}, overrides: {WITHOUT}}}",
+    presets="{paper: {}, smoke: {overrides: [{when: {what: learn}, set: {algorithm: {rounds: 2}}}]}}",
+    tables="[{id: A, title: Every kind, rows: [what], values: {Natural: natural, Blank: blank,"
+    ' Medians: "train:medians", Brightness: "train:brightness", PSNR: "train:psnr", Grey: "train:grey_psnr"}}]',
+)  # fmt: skip
 
 
 @pytest.mark.slow
@@ -735,15 +625,13 @@ def test_a_plug_in_may_bring_every_kind_of_function(place, run):
     """Halves of light are learnt whole (1.0); a black image is one class to any model, half of the test set (0.5)."""
     (place / "everything.py").write_text(EVERYTHING)
     (place / "every.yaml").write_text(EVERY)
-    code, out, err = run("run", "suite", "every.yaml", "--smoke", "--device", "cpu", "--jobs", "1")
+    code, _, err = run("run", "suite", "every.yaml", "--smoke", "--device", "cpu", "--jobs", "1")
     assert code == 0, err
     code, out, err = run("report", "every.yaml", "--format", "json")
     assert code == 0, err
     table = json.loads(out)["tables"][0]
     learn, listen = ({name: one["mean"] for name, one in row["measured"].items()} for row in table["rows"])
-    assert learn["natural"] == 1.0
-    assert learn["blank"] == 0.5
-    assert learn["medians"] == 3.0
+    assert (learn["natural"], learn["blank"], learn["medians"]) == (1.0, 0.5, 3.0)
     images = calls.function(signatures.describe("Data", "blobs"))(place).test_images
     assert learn["brightness"] == pytest.approx(images.mean() / 255)
     assert listen["psnr"] == pytest.approx(listen["grey_psnr"], abs=1e-4)
@@ -776,6 +664,3 @@ def test_python_takes_plug_ins_as_the_commands_do(place, monkeypatch):
     assert fatbench.plan("mine.yaml", plugins=["mine.py"])["method"].tolist() == ["FedAvg", "Mine"]
     with pytest.raises(SpecError, match=r"^plugins: plugin .*none.py: No such file or directory"):
         fatbench.table("mine.yaml", plugins=["none.py"])
-
-
-# --- from Python --------------------------------------------------------------------------------------------------
