@@ -55,19 +55,54 @@ def weights(
 # --- exact numbers ------------------------------------------------------------------------------------------------
 
 
-def test_fedavg() -> None:
-    """N_k / 8, and 1 / 3."""
-    assert weights("samples") == [1 / 8, 2 / 8, 5 / 8]
-    assert weights("uniform") == pytest.approx([1 / 3] * 3)
+NK = [1 / 8, 2 / 8, 5 / 8]
+FIVE = [client(k, 10, loss) for k, loss in enumerate([3.0, 2.0, 1.0, 5.0, 4.0])]
+SOFT = [client(0, 1, 0.0), client(1, 2, math.log(2)), client(2, 4, math.log(4))]
+THIRD = {"alpha": 1 / 3, "top": 1}
 
 
-def test_sfat() -> None:
-    """alpha 1/3 is r = 2. P N = 1, 4, 5, together 10; batch normalisation keeps N_k / N."""
-    mixing = mixing_of("sfat", THREE, context(), alpha=1 / 3, top=1)
-    assert mixing.weights == pytest.approx([0.1, 0.4, 0.5])
-    assert mixing.norm == pytest.approx([1 / 8, 2 / 8, 5 / 8])
-    assert mixing.norm_match == "modules"
-    assert mixing.selected == (1,)
+@pytest.mark.parametrize(
+    ("aggregator", "updates", "at", "settings", "expected"),
+    [
+        ("samples", THREE, {}, {}, NK),
+        ("uniform", THREE, {}, {}, [1 / 3] * 3),
+        # alpha 1/3 is r = 2: P N = 1, 4, 5, together 10. Round 0 is plain FedAvg, unless asked for
+        ("sfat", THREE, {}, THIRD, [0.1, 0.4, 0.5]),
+        ("sfat", THREE, {}, {"alpha": 0.0, "top": 1}, NK),
+        ("sfat", THREE, {"round": 0}, THIRD, NK),
+        ("sfat", THREE, {"round": 0}, {**THIRD, "first_round": True}, [0.1, 0.4, 0.5]),
+        # the published slacks: of five equal clients the selected one gets r / (4 + r), the others 1 / (4 + r)
+        *(("sfat", FIVE, {}, {"alpha": alpha, "top": 1}, [(r if k == 2 else 1) / (4 + r) for k in range(5)])
+          for alpha, r in ((1 / 11, 1.2), (3 / 23, 1.3), (1 / 6, 1.4))),
+        # N_k L_k is 3, 2, 10. r = 1/2 on the smallest: 1, 1, 5 of 7. r = 2 on the largest: 1, 2, 10 of 13
+        ("resfat_deemph", THREE, {}, {"r": 0.5}, [1 / 7, 1 / 7, 5 / 7]),
+        ("resfat_deemph", THREE, {}, {"r": 2.0}, [0.1, 0.4, 0.5]),
+        ("resfat_up_large", THREE, {}, {"alpha": 1 / 3}, [1 / 13, 2 / 13, 10 / 13]),
+        # r falls from 2 in round 0 to 1 in round 10 of 11; in round 5 it is 1.5, P N = 1, 3, 5 of 9
+        ("sfat_annealed", THREE, {"round": 0}, {**THIRD, "first_round": True}, [0.1, 0.4, 0.5]),
+        ("sfat_annealed", THREE, {"round": 5}, THIRD, [1 / 9, 3 / 9, 5 / 9]),
+        ("sfat_annealed", THREE, {"round": 10}, THIRD, NK),
+        ("sfat_annealed", THREE, {"round": 1, "rounds": 2}, THIRD, NK),
+        ("sfat_annealed", THREE, {"round": 0, "rounds": 1}, {**THIRD, "first_round": True}, [0.1, 0.4, 0.5]),
+        # losses 0, ln 2, ln 4 at temperature 1: exp = 1, 1/2, 1/4; times N = 1, 2, 4 gives thirds
+        ("fedsoftbetter", SOFT, {}, {"temperature": 1.0}, [1 / 3] * 3),
+        ("fedsoftbetter", SOFT, {}, {"temperature": 0.0}, [1 / 7, 2 / 7, 4 / 7]),
+        ("fedsoftbetter", SOFT, {"round": 0}, {"temperature": 1.0}, [1 / 3] * 3),
+    ],
+)  # fmt: skip
+def test_exact_weights(
+    aggregator: str, updates: list[Update], at: dict[str, int], settings: dict[str, Any], expected: list[float]
+) -> None:
+    found = mixing_of(aggregator, updates, context(len(updates), **at), **settings)
+    assert found.weights == pytest.approx(expected)
+    if at.get("round") == 0 and "sfat" in aggregator and "first_round" not in settings:
+        assert found == Mixing(weights("samples"))  # nobody is selected
+
+
+def test_sfat_keeps_batch_normalisation() -> None:
+    mixing = mixing_of("sfat", THREE, context(), **THIRD)
+    assert (mixing.norm_match, mixing.selected) == ("modules", (1,)) and mixing.norm == pytest.approx(NK)
+    assert mixing_of("resfat_deemph", THREE, context(), r=0.5).norm == pytest.approx(NK)
 
 
 def test_two_levels() -> None:
@@ -75,62 +110,31 @@ def test_two_levels() -> None:
     losses = [0.9, 0.5, 0.7, 0.8, 0.1, 0.2]
     updates = [client(k, 100 if k < 4 else 200, loss) for k, loss in enumerate(losses)]
     how = {"adversarial": 4, "alpha": 1 / 11, "top": 1}
+    samples = pytest.approx(weights("samples", updates))
     mixing = mixing_of("two_level", updates, context(6), **how)
     assert mixing.weights == pytest.approx([0.11905, 0.14286, 0.11905, 0.11905, 0.25, 0.25], abs=1e-5)
-    assert mixing.norm == pytest.approx(weights("samples", updates)) and mixing.selected == (1,)
+    assert mixing.norm == samples and mixing.selected == (1,)
     assert mixing.metrics == pytest.approx({"adversarial_loss": 0.725, "standard_loss": 0.15})
-    assert weights("two_level", updates, share=0.8, **how) == pytest.approx(
-        [0.19048, 0.22857, 0.19048, 0.19048, 0.1, 0.1], abs=1e-5
-    )
+    shares = pytest.approx([0.19048, 0.22857, 0.19048, 0.19048, 0.1, 0.1], abs=1e-5)
+    assert weights("two_level", updates, share=0.8, **how) == shares
     assert mixing_of("sfat", updates, context(6), alpha=1 / 11, top=2).selected == (4, 5)
-    assert weights("two_level", updates, **{**how, "alpha": 0.0}) == pytest.approx(weights("samples", updates))
-    assert weights("two_level", updates[:4], share=0.8, **how) == pytest.approx(
-        weights("sfat", updates[:4], alpha=1 / 11, top=1)
-    )
+    assert weights("two_level", updates, **{**how, "alpha": 0.0}) == samples
+    sfat = pytest.approx(weights("sfat", updates[:4], alpha=1 / 11, top=1))
+    assert weights("two_level", updates[:4], share=0.8, **how) == sfat
     for few in (updates[4:], updates[3:]):  # nobody, and one, that trains adversarially
         assert weights("two_level", few, **how) == pytest.approx(weights("samples", few))
 
 
-@pytest.mark.parametrize(("alpha", "r"), [(1 / 11, 1.2), (3 / 23, 1.3), (1 / 6, 1.4)])
-def test_sfat_published_slack(alpha: float, r: float) -> None:
-    """Five equal clients: the selected one gets r / (4 + r), the others 1 / (4 + r)."""
-    updates = [client(k, 10, loss) for k, loss in enumerate([3.0, 2.0, 1.0, 5.0, 4.0])]
-    expected = [1 / (4 + r)] * 5
-    expected[2] = r / (4 + r)
-    assert weights("sfat", updates, alpha=alpha, top=1) == pytest.approx(expected)
-
-
-def test_sfat_without_slack_is_fedavg() -> None:
-    assert weights("sfat", alpha=0.0, top=1) == pytest.approx(weights("samples"))
-
-
-def test_sfat_first_round() -> None:
-    """Round 0 is plain FedAvg with nobody selected, unless asked for."""
-    at = context(round=0)
-    plain = mixing_of("sfat", THREE, at, alpha=1 / 3, top=1)
-    assert plain == Mixing(weights("samples"))
-    assert weights("sfat", at=at, alpha=1 / 3, top=1, first_round=True) == pytest.approx([0.1, 0.4, 0.5])
-
-
 def test_sfat_rankings() -> None:
-    """Losses 3, 1, 2 pick client 1; N_k L_k = 3, 4, 10 picks client 0; the release's number here picks client 2."""
-    updates = [
-        client(0, 1, 3.0, loss_released=30.0),
-        client(1, 4, 1.0, loss_released=20.0),
-        client(2, 5, 2.0, loss_released=10.0),
-    ]
-    chosen = {
-        by: mixing_of("sfat", updates, context(), alpha=1 / 3, top=1, rank_by=by).selected
-        for by in ("mean_loss", "nk_weighted", "released")
-    }
-    assert chosen == {"mean_loss": (1,), "nk_weighted": (0,), "released": (2,)}
-    for by in chosen:
+    """Losses 3, 1, 2 pick client 1; N_k L_k = 3, 4, 10 picks client 0; the release's number here picks client 2.
+
+    Algorithm 1 ranks by N_k / N L_k, 0.3, 0.4 and 1.0: the plain name picks the small client, not the small loss.
+    """
+    sizes = [(1, 3.0), (4, 1.0), (5, 2.0)]
+    updates = [client(k, n, loss, loss_released=30.0 - 10 * k) for k, (n, loss) in enumerate(sizes)]
+    for by, chosen in (("mean_loss", (1,)), ("nk_weighted", (0,)), ("released", (2,))):
+        assert mixing_of("sfat", updates, context(), **THIRD, rank_by=by).selected == chosen
         calls.check("Aggregator", {"name": "sfat", "alpha": "1/3", "top": 1, "rank_by": by})
-
-
-def test_sfat_is_the_papers_ranking() -> None:
-    """Algorithm 1: N_k / N L_k is 0.3, 0.4 and 1.0, so the plain name picks the small client, not the small loss."""
-    updates = [client(0, 1, 3.0), client(1, 4, 1.0), client(2, 5, 2.0)]
     for aggregator in ("sfat", "sfat_annealed", "resfat_deemph"):
         slack = {"r": 0.5} if aggregator == "resfat_deemph" else {"alpha": 0.1}
         assert mixing_of(aggregator, updates, context(), top=1, **slack).selected == (0,)
@@ -146,46 +150,21 @@ def test_sfat_rankings_agree_on_equal_shards() -> None:
         for losses in (near, [draw.uniform(0.1, 5) for _ in range(4)]):
             updates = [client(k, n, one, loss_released=one * 32) for k, one in enumerate(losses)]
             for aggregator in ("sfat", "resfat_up_large"):
-                found = [
-                    mixing_of(aggregator, updates, context(), alpha=1 / 6, top=1, rank_by=by)
-                    for by in ("nk_weighted", "mean_loss")
-                ]
-                assert found[0] == found[1]
+                how = {"alpha": 1 / 6, "top": 1}
+                weighted = mixing_of(aggregator, updates, context(), **how, rank_by="nk_weighted")
+                assert weighted == mixing_of(aggregator, updates, context(), **how, rank_by="mean_loss")
 
 
 def test_sfat_ties_and_nan() -> None:
-    """Of equal losses the lower client number is taken, wherever it stands; a NaN is never the smallest or largest."""
+    """Of equal losses the lower client number is taken, wherever it stands; a NaN is never the smallest or largest.
+
+    The released number is 5 for both; of losses 2 and 1 the second is the smallest, the first the largest.
+    """
     updates = [client(5, 1, math.nan), client(9, 1, 1.0), client(3, 1, 1.0)]
-    assert mixing_of("sfat", updates, context(10), alpha=1 / 3, top=1).selected == (2,)
-    assert mixing_of("resfat_up_large", updates, context(10), alpha=1 / 3, top=1).selected == (2,)
-
-
-def test_sfat_breaks_ties_by_the_loss() -> None:
-    """The released number is 5 for both; of losses 2 and 1 the second is the smallest, the first the largest."""
-    updates = [client(0, 1, 2.0, loss_released=5.0), client(1, 1, 1.0, loss_released=5.0)]
-    assert mixing_of("sfat", updates, context(), alpha=1 / 3, top=1, rank_by="released").selected == (1,)
-    assert mixing_of("resfat_up_large", updates, context(), alpha=1 / 3, top=1, rank_by="released").selected == (0,)
-
-
-def test_resfat() -> None:
-    """N_k L_k is 3, 2, 10. r = 1/2 on the smallest: 1, 1, 5 of 7. r = 2 on the largest: 1, 2, 10 of 13."""
-    assert weights("resfat_deemph", r=0.5) == pytest.approx([1 / 7, 1 / 7, 5 / 7])
-    assert weights("resfat_up_large", alpha=1 / 3) == pytest.approx([1 / 13, 2 / 13, 10 / 13])
-    assert mixing_of("resfat_deemph", THREE, context(), r=0.5).norm == pytest.approx([1 / 8, 2 / 8, 5 / 8])
-    assert weights("resfat_deemph", r=2.0) == pytest.approx(weights("sfat", alpha=1 / 3, top=1))
-
-
-def test_sfat_annealed() -> None:
-    """alpha 1/3: r falls from 2 in round 0 to 1 in round 10 of 11; in round 5 it is 1.5, P N = 1, 3, 5 of 9."""
-    assert weights("sfat_annealed", at=context(round=5), alpha=1 / 3, top=1) == pytest.approx([1 / 9, 3 / 9, 5 / 9])
-    assert weights("sfat_annealed", at=context(round=10), alpha=1 / 3, top=1) == pytest.approx(weights("samples"))
-    first = weights("sfat_annealed", at=context(round=0), alpha=1 / 3, top=1, first_round=True)
-    assert first == pytest.approx([0.1, 0.4, 0.5])
-    assert weights("sfat_annealed", at=context(round=1, rounds=2), alpha=1 / 3, top=1) == pytest.approx(
-        weights("samples")
-    )
-    only = weights("sfat_annealed", at=context(round=0, rounds=1), alpha=1 / 3, top=1, first_round=True)
-    assert only == pytest.approx([0.1, 0.4, 0.5])
+    released = [client(0, 1, 2.0, loss_released=5.0), client(1, 1, 1.0, loss_released=5.0)]
+    for aggregator, chosen in (("sfat", (1,)), ("resfat_up_large", (0,))):
+        assert mixing_of(aggregator, updates, context(10), **THIRD).selected == (2,)
+        assert mixing_of(aggregator, released, context(), **THIRD, rank_by="released").selected == chosen
 
 
 @pytest.mark.parametrize("aggregator", ["sfat", "sfat_annealed", "resfat_deemph", "resfat_up_large"])
@@ -205,12 +184,10 @@ def test_released_weights_do_not_sum_to_one(m: int, top: int, r: float, total: f
     mixing = mixing_of("sfat_released", updates, context(m), r=r, top=top)
     assert mixing.selected == tuple(range(m - top, m))
     assert sum(mixing.weights) == pytest.approx(total, abs=0.0005)
-    assert mixing.norm is not None
     assert sum(mixing.norm) == pytest.approx(m / (m - 1 + r))  # "bn" tensors
     updates.reverse()
     mixing = mixing_of("sfat_released", updates, context(m), r=r, top=top)
     assert sum(mixing.weights) == pytest.approx(1.0)
-    assert mixing.norm is not None
     assert sum(mixing.norm) == pytest.approx(1.0)
 
 
@@ -272,14 +249,6 @@ def test_released_against_its_description(seed: int, r: float) -> None:
             assert mixed[key].item() == int(expected + 1e-6), key  # as load_state_dict cuts it off
 
 
-def test_fedsoftbetter() -> None:
-    """Losses 0, ln 2, ln 4 at temperature 1: exp = 1, 1/2, 1/4; times N = 1, 2, 4 gives thirds."""
-    updates = [client(0, 1, 0.0), client(1, 2, math.log(2)), client(2, 4, math.log(4))]
-    assert weights("fedsoftbetter", updates, temperature=1.0) == pytest.approx([1 / 3] * 3)
-    assert weights("fedsoftbetter", updates, temperature=0.0) == pytest.approx([1 / 7, 2 / 7, 4 / 7])
-    assert mixing_of("fedsoftbetter", updates, context(round=0), temperature=1.0).weights == pytest.approx([1 / 3] * 3)
-
-
 def test_fedsoftbetter_released() -> None:
     """64 examples in one batch: l = L / 64, so -20 on l is 0.3125 on L. Two batches of 32 double l."""
     updates = [client(k, 64, loss, batches=1) for k, loss in enumerate([0.5, 1.0, 2.0])]
@@ -308,21 +277,19 @@ def test_fedwavg() -> None:
         fc = {"fc.weight": torch.tensor([[w]]), "fc.bias": torch.tensor([b])}
         return {"a.weight": torch.randn(2, 2), "visual.weight": torch.ones(1, 1), **fc}
 
-    updates = [
-        client(k, k + 1, model=weights_of(*last)) for k, last in enumerate([(2.0, 0.0), (0.0, 3.0), (-1.0, 0.0)])
-    ]
+    layers = [(2.0, 0.0), (0.0, 3.0), (-1.0, 0.0)]
+    updates = [client(k, k + 1, model=weights_of(*last)) for k, last in enumerate(layers)]
     at = context(on=problem(model=Heads()), broadcast=weights_of(1.0, 0.0))
     total = math.e**2 + 1 + math.e**-2
     assert last_layer_cosines(updates, at.broadcast, ["fc.weight", "fc.bias"]) == pytest.approx([1.0, 0.0, -1.0])
-    assert weights("fedwavg", updates, at, q=2.0) == pytest.approx([math.e**2 / total, 1 / total, math.e**-2 / total])
+    expected = pytest.approx([math.e**2 / total, 1 / total, math.e**-2 / total])
+    assert weights("fedwavg", updates, at, q=2.0) == expected
     assert weights("fedwavg", updates, at, q=0.0) == pytest.approx([1 / 3] * 3)
     assert weights("fedwavg", updates, at, q=0.0, by_samples=True) == pytest.approx([1 / 6, 2 / 6, 3 / 6])
     # the bias of theta^t is 0, so its cosine is 0 with everything
     assert weights("fedwavg", updates, at, q=2.0, last_layer="last_tensor") == pytest.approx([1 / 3] * 3)
     # weights alone: cosines 1, 0 (a zero weight), -1
-    assert weights("fedwavg", updates, at, q=2.0, last_layer="weight_only") == pytest.approx(
-        [math.e**2 / total, 1 / total, math.e**-2 / total]
-    )
+    assert weights("fedwavg", updates, at, q=2.0, last_layer="weight_only") == expected
     # with biases of 1: cosines 1, -1 of the weights, 2^-1/2 and -2^-1/2 of both together
     biased = [client(k, 1, model=weights_of(weight, 1.0)) for k, weight in enumerate((1.0, -1.0))]
     for last, q in (("weight_only", 1.0), ("all", math.sqrt(2))):
@@ -440,12 +407,8 @@ def test_adfl_of_equal_models_is_uniform() -> None:
     assert images.shape == (5, 3, 1, 2, 2)
     assert all(torch.equal(images[0], other) for other in images)
     assert not torch.equal(images, second.artifacts["adfl_images"])
-
-
-def test_adfl_draws_at_the_size_the_models_see() -> None:
-    updates = cohort(2)
-    mixing = mixing_of("adfl", updates, context(on=problem(2, size=5)), steps=1, step=0.1)
-    assert mixing.artifacts["adfl_images"].shape == (2, 3, 1, 5, 5)
+    larger = mixing_of("adfl", cohort(2), context(on=problem(2, size=5)), steps=1, step=0.1)
+    assert larger.artifacts["adfl_images"].shape == (2, 3, 1, 5, 5)  # the size that the models see
 
 
 class Attention(nn.Module):
@@ -523,35 +486,21 @@ def test_q_ffl() -> None:
     """One weight; theta^t = 0, theta_k = 1 and 2, lr 0.1 (L = 10), F = 1 and 4, q = 1: numerators L F = 10, 40;
     |D|^2 = 100, 400; divisor 100 + 10 + 400 + 40 = 550, so w = 1/55 and 4/55 and 50/55 stays."""
     updates = [client(k, 7, loss, {"fc.weight": torch.tensor([w])}) for k, (loss, w) in enumerate([(1, 1.0), (4, 2.0)])]
-    mixing = mixing_of("q_ffl", updates, context(2), q=1.0)
-    assert mixing.weights == pytest.approx([1 / 55, 4 / 55])
-    assert mixing.broadcast == pytest.approx(50 / 55)
-    plain = mixing_of("q_ffl", updates, context(2), q=0.0)
-    assert plain.weights == pytest.approx([0.5, 0.5])
-    assert plain.broadcast == pytest.approx(0.0, abs=1e-12)
-
-
-def test_q_ffl_of_small_losses() -> None:
-    """As above with one client at distance 1: L F / (|D|^2 + L F) is 5 / 105 for F = 1/2; F is at least 1e-10."""
+    for q, expected, stays in ((1.0, [1 / 55, 4 / 55], 50 / 55), (0.0, [0.5, 0.5], 0.0)):
+        mixing = mixing_of("q_ffl", updates, context(2), q=q)
+        assert mixing.weights == pytest.approx(expected) and mixing.broadcast == pytest.approx(stays, abs=1e-12)
+    # one client at distance 1: L F / (|D|^2 + L F) is 5 / 105 for F = 1/2; F is at least 1e-10
     for loss, weight in ((0.5, 5 / 105), (1e-9, 1e-8 / (100 + 1e-8)), (0.0, 1e-9 / (100 + 1e-9))):
         mixing = mixing_of("q_ffl", [client(0, 7, loss, {"fc.weight": torch.tensor([1.0])})], context(1), q=1.0)
         assert mixing.weights == pytest.approx([weight], rel=1e-9)
-
-
-def test_q_ffl_leaves_running_averages_out() -> None:
-    """The distance is that of the weight alone; a running mean that moved by 100 does not count."""
-    still, moved = {"bn.running_mean": torch.zeros(2)}, {"bn.running_mean": torch.full((2,), 100.0)}
-    with_buffer = [client(0, 1, 1.0, {"fc.weight": torch.ones(1), **moved})]
-    without = [client(0, 1, 1.0, {"fc.weight": torch.ones(1)})]
-    at = context(1, broadcast={"fc.weight": torch.zeros(1), **still})
-    assert weights("q_ffl", with_buffer, at, q=1.0) == weights("q_ffl", without, q=1.0)
-
-
-def test_q_ffl_extreme_losses() -> None:
-    """10^400 and 10^-400 are out of range; the ratio of numerator and divisor is not."""
-    for loss in (0.1, 10.0):
+    for loss in (0.1, 10.0):  # 10^400 and 10^-400 are out of range; the ratio of numerator and divisor is not
         mixing = mixing_of("q_ffl", [client(0, 1, loss), client(1, 1, loss)], context(2), q=400.0)
         assert all(math.isfinite(w) for w in mixing.weights)
+    # a running mean that moved by 100 does not count
+    moved = [client(0, 1, 1.0, {"fc.weight": torch.ones(1), "bn.running_mean": torch.full((2,), 100.0)})]
+    at = context(1, broadcast={"fc.weight": torch.zeros(1), "bn.running_mean": torch.zeros(2)})
+    still = [client(0, 1, 1.0, {"fc.weight": torch.ones(1)})]
+    assert weights("q_ffl", moved, at, q=1.0) == weights("q_ffl", still, q=1.0)
 
 
 @pytest.mark.parametrize("aggregator", ASKING)
@@ -560,10 +509,6 @@ def test_missing_broadcast_loss(aggregator: str) -> None:
     arguments = members.arguments("Aggregator", aggregator)
     with pytest.raises(ValueError, match="client 4 did not measure"):
         mixing_of(aggregator, updates, context(5), **arguments)
-
-
-# --- every aggregator
-# ---------------------------------------------------------------------------------------------------
 
 
 @st.composite
@@ -579,10 +524,8 @@ def situations(draw: st.DrawFn, aggregator: str) -> tuple[list[Update], Context,
     asked = calls.call("Aggregator", {"name": aggregator, **arguments})
     cell = SimpleNamespace(cohort=len(updates), malicious=0, algorithm={})
     assume(not [*facts.reasons(asked, cast(Facts, cell))])
-    at = context(
-        len(updates) + draw(st.integers(0, 2)), round=draw(st.integers(0, 10)), broadcast=cohort(1, 99)[0].model
-    )
-    return updates, at, arguments
+    clients, round = len(updates) + draw(st.integers(0, 2)), draw(st.integers(0, 10))
+    return updates, context(clients, round=round, broadcast=cohort(1, 99)[0].model), arguments
 
 
 @pytest.mark.parametrize("aggregator", SIMPLE)
@@ -607,9 +550,7 @@ def test_weights_of_every_aggregator(aggregator: str, data: st.DataObject) -> No
         assert {order[k] for k in moved.selected} == set(mixing.selected)
 
 
-@pytest.mark.parametrize(
-    "aggregator", [aggregator for aggregator in SIMPLE if aggregator == "q_ffl" or aggregator not in IMPROPER]
-)
+@pytest.mark.parametrize("aggregator", [name for name in SIMPLE if name == "q_ffl" or name not in IMPROPER])
 @settings(deadline=None, max_examples=10)
 @given(data=st.data())
 def test_identical_models_are_fixed(aggregator: str, data: st.DataObject) -> None:
@@ -621,18 +562,14 @@ def test_identical_models_are_fixed(aggregator: str, data: st.DataObject) -> Non
         torch.testing.assert_close(mixed[key], value, rtol=1e-6, atol=1e-6)
 
 
-def test_improper_aggregators_are_improper() -> None:
+def test_improper_aggregators_are_improper_and_every_aggregator_documented() -> None:
     """Each aggregator that says so has weights that do not sum to 1 where client 0 is not selected."""
-    assert {"sfat_released", "fedavg_shrink", "q_ffl"} <= IMPROPER
+    assert {"sfat_released", "fedavg_shrink", "q_ffl"} <= IMPROPER and {"afl", "q_ffl"} <= {*ASKING}
     for aggregator in sorted(IMPROPER):
         total = sum(weights(aggregator, **members.arguments("Aggregator", aggregator)))
         assert abs(total - 1) > 0.01, aggregator
-
-
-def test_every_aggregator_documented() -> None:
     for aggregator in AGGREGATORS:
         assert "Source:" in str(in_table(AGGREGATORS[aggregator]).function.__doc__), aggregator
-    assert {"afl", "q_ffl"} <= {*ASKING}
 
 
 @pytest.mark.parametrize(
