@@ -64,8 +64,7 @@ def same(a: object, b: object) -> bool:
 def one_line(call: Callable[[], object], kind: type[MachineError] = DamagedCheckpoint) -> str:
     with pytest.raises(MachineError) as caught:
         call()
-    assert type(caught.value) is kind
-    assert len(str(caught.value).splitlines()) == 1
+    assert type(caught.value) is kind and len(str(caught.value).splitlines()) == 1
     return str(caught.value)
 
 
@@ -102,10 +101,8 @@ def test_a_model_comes_back_with_what_clients_have_of_their_own(tmp_path: Path) 
 
 
 def test_what_a_round_kept_beside_its_numbers_comes_back_without_torch(tmp_path: Path) -> None:
-    file, kept = (
-        tmp_path / "c" / "artifacts" / "round-000001.safetensors",
-        {"a": torch.arange(6.0).reshape(2, 3).T, "b": torch.tensor(3)},
-    )
+    file = tmp_path / "c" / "artifacts" / "round-000001.safetensors"
+    kept = {"a": torch.arange(6.0).reshape(2, 3).T, "b": torch.tensor(3)}
     assert checkpoints.save_artifacts(file, kept, "c", 1) == hashlib.sha256(file.read_bytes()).hexdigest()
     found = artifacts.load(file)
     assert {name: (value.dtype, value.tolist()) for name, value in found.items()} == {
@@ -130,28 +127,25 @@ def test_files_have_names_and_those_that_nobody_names_are_swept(tmp_path: Path) 
     assert not (tmp_path / kept).exists()
 
 
-def test_paths_of_nested_names() -> None:
-    """By hand: names are joined by /, a / in a name is ~1, a ~ is ~0, an empty dictionary is a path that ends in /."""
-    a, b, c = torch.tensor(1), torch.tensor(2), torch.tensor(3)
-    tree = {"model": {"w": a}, "c/w": b, "x~1": {"y": {}, "z": c}}
-    flat = flatten(tree)
-    assert {path: value.numel() for path, value in flat.items()} == {"model/w": 1, "c~1w": 1, "x~01/y/": 0, "x~01/z": 1}
-    assert same(unflatten(flat), tree)
-    with pytest.raises(ValueError, match="'w/x' leads through a tensor"):
-        unflatten({"w": a, "w/x": b})
-    with pytest.raises(ValueError, match="has no name"):
-        flatten({"model": {"": a}})
-
-
 NAMES = st.text("ab/~.", min_size=1, max_size=4)
-TREES = st.recursive(
-    st.integers(0, 3).map(lambda n: torch.arange(n)), lambda inner: st.dictionaries(NAMES, inner, max_size=3)
-)
+LEAVES = st.integers(0, 3).map(lambda n: torch.arange(n))
+TREES = st.recursive(LEAVES, lambda inner: st.dictionaries(NAMES, inner, max_size=3))
 
 
 @given(st.dictionaries(NAMES, TREES, max_size=3))
 def test_any_tree_comes_back(tree: dict) -> None:
     assert same(unflatten(flatten(tree)), tree)
+
+
+def test_paths_of_nested_names() -> None:
+    """By hand: names are joined by /, a / in a name is ~1, a ~ is ~0, an empty dictionary is a path that ends in /."""
+    a, b, c = torch.tensor(1), torch.tensor(2), torch.tensor(3)
+    flat = flatten({"model": {"w": a}, "c/w": b, "x~1": {"y": {}, "z": c}})
+    assert {path: value.numel() for path, value in flat.items()} == {"model/w": 1, "c~1w": 1, "x~01/y/": 0, "x~01/z": 1}
+    with pytest.raises(ValueError, match="'w/x' leads through a tensor"):
+        unflatten({"w": a, "w/x": b})
+    with pytest.raises(ValueError, match="has no name"):
+        flatten({"model": {"": a}})
 
 
 def test_a_flipped_bit_anywhere_is_found(tmp_path: Path) -> None:
@@ -178,21 +172,17 @@ def safetensors(metadata: object) -> bytes:
     return len(header).to_bytes(8, "little") + header
 
 
+OURS = ("{", "[1]", '{"cell": "mine"}', '{"round": 3}', '{"cell": "mine", "round": "two"}',
+        '{"cell": "mine", "round": null}')  # fmt: skip
+
+
 @pytest.mark.parametrize(
     "content",
     [
-        b"",
-        b"x" * 7,
-        b"\xff" * 100,
-        (2).to_bytes(8, "little") + b"{",
+        *(b"", b"x" * 7, b"\xff" * 100, (2).to_bytes(8, "little") + b"{"),
         safetensors(None),  # a KeyError of ours
         safetensors({"other": "{}"}),
-        safetensors({"fatbench": "{"}),
-        safetensors({"fatbench": "[1]"}),
-        safetensors({"fatbench": '{"cell": "mine"}'}),
-        safetensors({"fatbench": '{"round": 3}'}),
-        safetensors({"fatbench": '{"cell": "mine", "round": "two"}'}),
-        safetensors({"fatbench": '{"cell": "mine", "round": null}'}),
+        *(safetensors({"fatbench": text}) for text in OURS),
     ],
 )
 def test_a_header_that_cannot_be_read_is_damage(content: bytes, tmp_path: Path) -> None:
@@ -205,13 +195,13 @@ def test_a_header_that_cannot_be_read_is_damage(content: bytes, tmp_path: Path) 
 
 def test_another_cell_another_round_another_kind(tmp_path: Path) -> None:
     file = tmp_path / "file"
-    digest = save_state(file, STATE, "mine")
-    assert one_line(lambda: load_state(file, "cpu", digest, "yours", 7)) == f"{file}: is of cell mine, not of yours"
-    assert one_line(lambda: load_state(file, "cpu", digest, "mine", 8)) == f"{file}: is of round 7, not of 8"
-    digest = save_model(file, STATE.model, {}, cell="mine", round="2")
-    assert one_line(lambda: load_model(file, "cpu", digest, "yours", 2)) == f"{file}: is of cell mine, not of yours"
-    assert one_line(lambda: load_model(file, "cpu", digest, "mine", 1)) == f"{file}: is of round 2, not of 1"
-    assert "not a checkpoint of fatbench" in one_line(lambda: load_state(file, "cpu", digest, "mine", 2))
+    states = file, "cpu", save_state(file, STATE, "mine")
+    assert one_line(lambda: load_state(*states, "yours", 7)) == f"{file}: is of cell mine, not of yours"
+    assert one_line(lambda: load_state(*states, "mine", 8)) == f"{file}: is of round 7, not of 8"
+    models = file, "cpu", save_model(file, STATE.model, {}, cell="mine", round="2")
+    assert one_line(lambda: load_model(*models, "yours", 2)) == f"{file}: is of cell mine, not of yours"
+    assert one_line(lambda: load_model(*models, "mine", 1)) == f"{file}: is of round 2, not of 1"
+    assert "not a checkpoint of fatbench" in one_line(lambda: load_state(*models, "mine", 2))
 
 
 def test_a_file_that_is_gone_is_damage_and_one_that_may_not_be_read_is_not(tmp_path: Path, monkeypatch) -> None:
@@ -353,23 +343,17 @@ def run(job: Job, place: Machine, rounds: int = 0, chunks: int = 0) -> tuple[str
         return work(job, place, store, notify, stop), trained
 
 
-def flip(file: Path) -> None:
-    """One bit of the last tensor."""
+def flip(file: Path, place: int = -3, bits: bytes = b"\x10") -> None:
+    """One bit of the last tensor, or these bits from a place on."""
     content = bytearray(file.read_bytes())
-    content[-3] ^= 16
-    file.write_bytes(content)
-
-
-def spoil(file: Path) -> None:
-    """The length of the header becomes one that no file has."""
-    content = bytearray(file.read_bytes())
-    content[:8] = b"\xff" * 8
+    for at, byte in enumerate(bits, place):
+        content[at] ^= byte
     file.write_bytes(content)
 
 
 DAMAGE: dict[str, Callable[[Path], None]] = {
     "a flipped bit": flip,
-    "a damaged header": spoil,
+    "a damaged header": lambda file: flip(file, 0, b"\xff" * 8),  # a length that no file has
     "half a file": lambda file: os.truncate(file, file.stat().st_size // 2),
     "no file": Path.unlink,
     "no folder": lambda file: shutil.rmtree(file.parent),
@@ -424,54 +408,46 @@ def test_undamaged_only_what_is_left_is_trained(job, resumable, undisturbed, tmp
 
 @pytest.mark.nightly
 @pytest.mark.parametrize(
-    ("name", "damage"), [*(("state-000002", damage) for damage in DAMAGE), ("model-000002", "a flipped bit")]
-)
+    ("when", "name", "damage"),
+    [
+        *(("resumable", "state-000002", damage) for damage in DAMAGE), ("resumable", "model-000002", "a flipped bit"),
+        *(("unevaluated", "model-000003", damage) for damage in DAMAGE),
+        ("unevaluated", "model-000002", "a flipped bit"),
+    ],
+)  # fmt: skip
 @pytest.mark.promise(
     "Numbers", "A damaged, foreign or missing checkpoint is never used. The cell is trained again and says so"
 )
-def test_damage_between_an_interruption_and_the_resumption(name, damage, job, resumable, undisturbed, tmp_path) -> None:
-    """All rounds are trained again, from the beginning: 11 of 211 numbers were others after one flipped bit."""
-    place = resumable(tmp_path)
-    file = Path(place.files, job.cell, f"{name}.safetensors")
-    DAMAGE[damage](file)
-    assert run(job, place) == ("done", ROUNDS)
-    assert_as_undisturbed(job, place, undisturbed)
-    warnings = [line for line in log(job, place).splitlines() if " WARNING " in line]
-    assert len(warnings) == 1 and warnings[0].endswith("training begins again from round 0")
-    assert WORDS.get(damage, "not the file that was written") in warnings[0]
-    assert damage == "no folder" or str(file) in warnings[0]
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize(
-    ("name", "damage"), [*(("model-000003", damage) for damage in DAMAGE), ("model-000002", "a flipped bit")]
-)
 @pytest.mark.promise("Numbers", "A damaged, foreign or missing model is never attacked")
-def test_damage_between_training_and_evaluation(name, damage, job, unevaluated, undisturbed, tmp_path) -> None:
-    """The first attack was half done; it goes on, for the model that is trained again is the same."""
-    place = unevaluated(tmp_path)
+def test_damage_after_an_interruption(when, name, damage, job, request, undisturbed, tmp_path) -> None:
+    """All rounds are trained again, from the beginning: 11 of 211 numbers were others after one flipped bit.
+
+    An attack that was half done goes on, for the model that is trained again is the same.
+    """
+    place = request.getfixturevalue(when)(tmp_path)
     file = Path(place.files, job.cell, f"{name}.safetensors")
     DAMAGE[damage](file)
     assert run(job, place) == ("done", ROUNDS)
     assert_as_undisturbed(job, place, undisturbed)
-    found = [line for line in log(job, place).splitlines() if line.endswith(": training begins again from round 0")]
-    assert len(found) == 1 and WORDS.get(damage, "not the file that was written") in found[0]
-    assert damage == "no folder" or str(file) in found[0]
+    lines = log(job, place).splitlines()
+    (said,) = [line for line in lines if line.endswith("training begins again from round 0")]
+    assert when == "unevaluated" or [line for line in lines if " WARNING " in line] == [said]
+    assert WORDS.get(damage, "not the file that was written") in said
+    assert damage == "no folder" or str(file) in said
     assert run(job, place) == ("done", [])
 
 
-def test_a_state_of_another_cell(job, resumable, undisturbed, stranger, tmp_path) -> None:
-    place = resumable(tmp_path)
-    shutil.copy(stranger("state-000002.safetensors"), Path(place.files, job.cell))
+@pytest.mark.parametrize(
+    ("when", "name"), [("resumable", "state-000002.safetensors"), ("unevaluated", "model-000003.safetensors")]
+)
+def test_a_state_or_a_model_of_another_cell(when, name, job, request, undisturbed, stranger, tmp_path) -> None:
+    place = request.getfixturevalue(when)(tmp_path)
+    shutil.copy(stranger(name), Path(place.files, job.cell))
     assert run(job, place) == ("done", ROUNDS)
     assert_as_undisturbed(job, place, undisturbed)
 
 
-def test_a_model_of_another_cell(job, unevaluated, undisturbed, stranger, tmp_path) -> None:
-    place = unevaluated(tmp_path)
-    shutil.copy(stranger("model-000003.safetensors"), Path(place.files, job.cell))
-    assert run(job, place) == ("done", ROUNDS)
-    assert_as_undisturbed(job, place, undisturbed)
+FGSM = cells.Evaluation("fgsm", {"name": "fgsm", "eps": "8/255"}, 40, 15)
 
 
 def test_a_model_damaged_after_everything_is_trained_again_for_an_attack_added_later(
@@ -479,10 +455,9 @@ def test_a_model_damaged_after_everything_is_trained_again_for_an_attack_added_l
 ) -> None:
     place = copied(undisturbed, tmp_path)
     flip(Path(place.files, job.cell, "model-000003.safetensors"))
-    fgsm = cells.Evaluation("fgsm", {"name": "fgsm", "eps": "8/255"}, 40, 15)
     events = []
     with Store.open(place.db) as store:
-        assert work(replace(job, evaluations=[*job.evaluations, fgsm]), place, store, events.append) == "done"
+        assert work(replace(job, evaluations=[*job.evaluations, FGSM]), place, store, events.append) == "done"
     assert [event.round for event in events if (event.stage, event.kind) == ("train", "progress")] == ROUNDS
     assert {event.stage.split("-")[0] for event in events} == {"train", "fgsm"}  # what was done stays done
     assert [row for row in numbers(place) if not row[1].startswith("fgsm")] == numbers(undisturbed)
@@ -525,51 +500,55 @@ def test_a_disk_that_damages_every_model_ends_in_a_failure_that_can_be_tried_aga
     assert_as_undisturbed(job, place, undisturbed)
 
 
-@pytest.mark.promise("Input", "An imported cell without its model says how to train it")
-def test_imported_results_are_not_trained_again(job, undisturbed, tmp_path) -> None:
-    """Their models were never here: an attack added later says so, and the numbers stay. It says what to do, too."""
+@pytest.fixture
+def imported(job: Job, undisturbed: Machine, tmp_path: Path) -> tuple[Job, Machine]:
+    """The cell with an attack more, and a place that has its results and no model."""
     place = machine(tmp_path)
     with Store.open(undisturbed.db) as store:
         jsonl.export(store, tmp_path / "results.jsonl")
-    fgsm = cells.Evaluation("fgsm", {"name": "fgsm", "eps": "8/255"}, 40, 15)
-    more = replace(job, evaluations=[*job.evaluations, fgsm])
     with Store.open(place.db, create=True) as store:
         jsonl.import_(store, tmp_path / "results.jsonl")
         assert "sha256" not in store.stages([job.cell])[job.cell, "train"].record
-        assert run(more, place) == ("failed", [])
-        errors = [row.error for row in store.stages([job.cell]).values() if row.error]
-        assert numbers(place) == numbers(undisturbed)
-        assert errors and all("is not here" in error and "imported" in error for error in errors)
-        assert run(more, recovering(place, retry_failed=True)) == ("failed", [])
-        (said,) = {line for error in errors for line in re.findall(r"fatbench delete (\w+) and run", error)}
+    return replace(job, evaluations=[*job.evaluations, FGSM]), place
+
+
+def errors_of(place: Machine) -> list[str]:
+    with Store.open(place.db) as store:
+        return [row.error for row in store.stages().values() if row.error]
+
+
+@pytest.mark.promise("Input", "An imported cell without its model says how to train it")
+def test_imported_results_are_not_trained_again(imported, undisturbed) -> None:
+    """Their models were never here: an attack added later says so, and the numbers stay. It says what to do, too."""
+    more, place = imported
+    assert run(more, place) == ("failed", [])
+    errors = errors_of(place)
+    assert numbers(place) == numbers(undisturbed)
+    assert errors and all("is not here" in error and "imported" in error for error in errors)
+    assert run(more, recovering(place, retry_failed=True)) == ("failed", [])
+    (said,) = {line for error in errors for line in re.findall(r"fatbench delete (\w+) and run", error)}
+    with Store.open(place.db) as store:
         cleanup.delete_cell(store, said)
     assert run(more, place) == ("done", ROUNDS)
     assert {*numbers(undisturbed)} < {*numbers(place)}
 
 
-def test_a_model_beside_imported_results_must_be_theirs(job, undisturbed, tmp_path) -> None:
+def test_a_model_beside_imported_results_must_be_theirs(imported, undisturbed) -> None:
     """A copy of it, or the same training again, can be attacked further; no other file is taken for it."""
-    place = machine(tmp_path)
-    with Store.open(undisturbed.db) as store:
-        jsonl.export(store, tmp_path / "results.jsonl")
-    fgsm = cells.Evaluation("fgsm", {"name": "fgsm", "eps": "8/255"}, 40, 15)
-    more = replace(job, evaluations=[*job.evaluations, fgsm])
-    with Store.open(place.db, create=True) as store:
-        jsonl.import_(store, tmp_path / "results.jsonl")
-    folder = Path(place.files, job.cell)
-    shutil.copytree(Path(undisturbed.files, job.cell), folder)
+    more, place = imported
+    folder = Path(place.files, more.cell)
+    shutil.copytree(Path(undisturbed.files, more.cell), folder)
     models = {file: file.read_bytes() for file in folder.glob("model-*.safetensors")}
     for file in models:
         flip(file)
     assert run(more, place) == ("failed", [])
-    with Store.open(place.db) as store:
-        errors = [row.error for row in store.stages([job.cell]).values() if row.error]
+    errors = errors_of(place)
     assert errors and all("not the file that was written" in error for error in errors)
     for file, content in models.items():
         file.write_bytes(content)
     assert run(more, recovering(place, retry_failed=True)) == ("done", [])
     with Store.open(place.db) as store:
-        rows = {row.record.get("model") for (_, stage), row in store.stages([job.cell]).items() if stage != "train"}
+        rows = {row.record.get("model") for (_, stage), row in store.stages([more.cell]).items() if stage != "train"}
     assert rows <= {hashlib.sha256(content).hexdigest() for content in models.values()}
 
 
@@ -604,12 +583,10 @@ def test_what_a_round_kept_for_the_report_is_not_worth_a_training(job, undisturb
     [
         (State(1, {}, {"best": 0.5}, {}), r"state.server\['best'\] is of type float"),
         (State(1, {}, {"seen": {1: torch.zeros(1)}}, {}), r"state.server\['seen'\]: the key 1 is not a string"),
-        (
-            State(1, {}, {}, {3: {"old": [torch.zeros(1)]}}),
-            r"state.clients\[3\]\['old'\] is of type list; a checkpoint",
-        ),
+        (State(1, {}, {}, {3: {"old": [torch.zeros(1)]}}),
+         r"state.clients\[3\]\['old'\] is of type list; a checkpoint"),
     ],
-)
+)  # fmt: skip
 def test_what_no_checkpoint_keeps_is_named(state: Any, said: str) -> None:
     with pytest.raises(SpecError, match=said):
         demand_tensors(state)
