@@ -41,23 +41,24 @@ NETWORK = """
 import torch
 from torch import nn
 
-def make():
-    return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+def make(*more, classes=10):
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, classes), *more)
 
 def softmax():
-    return nn.Sequential(nn.Flatten(), nn.Linear(64, 10), nn.Softmax(1))
+    return make(nn.Softmax(1))
 
 def sigmoid():
-    return nn.Sequential(nn.Flatten(), nn.Linear(64, 10), nn.Sigmoid())
+    return make(nn.Sigmoid())
+
+class Noise(nn.Module):
+    def forward(self, x):
+        return nn.functional.dropout(x, 0.5, training=True)
 
 def noisy():
-    class Noise(nn.Module):
-        def forward(self, x):
-            return nn.functional.dropout(x, 0.5, training=True)
-    return nn.Sequential(nn.Flatten(), nn.Linear(64, 10), Noise())
+    return make(Noise())
 
 def two():
-    return nn.Sequential(nn.Flatten(), nn.Linear(64, 2))
+    return make(classes=2)
 
 class Odd(nn.Sequential):
     def __init__(self, how):
@@ -197,12 +198,8 @@ def test_more_images_than_there_are_are_all_of_them(here: Path, run: Run) -> Non
 def test_a_row_is_of_one_radius_and_one_number_of_images(here: Path, run: Run) -> None:
     """What has no radius stands in each row of its images; a suite's row finds the attack that it asks for."""
     mine = MINE.replace(" --images 40", "")
-    for options in (
-        "--images 40 --eps 0.05 --attack fgsm",
-        "--images 60 --eps 0.1 --attack fgsm",
-        "--images 60 --eps 0.2 --attack cw",
-    ):
-        out = run(f"{mine} {options} --format json")[1]
+    for images, eps, attack in ((40, 0.05, "fgsm"), (60, 0.1, "fgsm"), (60, 0.2, "cw")):
+        out = run(f"{mine} --images {images} --eps {eps} --attack {attack} --format json")[1]
     state = torch.load(here / "my.pt", weights_only=True)
     rows = [(row["key"], row["measured"]) for row in json.loads(out)["tables"][0]["rows"]]
     assert [(key["radius"], key["images"]) for key, _ in rows] == [("0.05", "40"), ("0.1", "60"), ("0.2", "60")]
@@ -272,9 +269,8 @@ def test_a_file_s_digest_and_its_network_s_are_stored(here: Path, run: Run) -> N
     model, own, header = load_model(file, "cpu")
     assert header == {"cell": file.parent.name, "round": "1", "classes": "10"} and own == {}
     state = torch.load(here / "my.pt", weights_only=True)
-    assert {name.rpartition(".")[2]: value.tolist() for name, value in model.items()} == {
-        name.rpartition(".")[2]: value.tolist() for name, value in state.items()
-    }
+    stored, trained = ({name.rpartition(".")[2]: v.tolist() for name, v in one.items()} for one in (model, state))
+    assert stored == trained
 
 
 def test_safetensors_and_wrapped_states_are_the_same_model(here: Path, run: Run) -> None:
@@ -303,16 +299,16 @@ class First(nn.Module):
 
 
 def test_preprocessing_by_hand() -> None:
-    """RGB (0.2, 0.5, 0.8): BGR is (0.8, 0.5, 0.2); less the mean (0.1, 0, 0.2), over std (0.5, 1, 2)."""
+    """RGB (0.2, 0.5, 0.8): BGR is (0.8, 0.5, 0.2); less the mean (0.1, 0, 0.2), over std (0.5, 1, 2).
+
+    Probabilities become logits with the same softmax.
+    """
     x = torch.tensor([0.2, 0.5, 0.8]).view(1, 3, 1, 1)
     plain = networks.Preprocessed(First())
     torch.testing.assert_close(plain(x), torch.tensor([[0.2, 0.8]]))
     both = networks.Preprocessed(First(), (0.1, 0.0, 0.2), (0.5, 1.0, 2.0), channels="bgr")
     torch.testing.assert_close(both(x), torch.tensor([[1.4, 0.0]]))
     assert both.state_dict() == {}
-
-
-def test_probabilities_become_logits_with_the_same_softmax() -> None:
     chances = torch.tensor([[0.7, 0.2, 0.1], [1.0, 0.0, 0.0]])
     model = networks.Preprocessed(nn.Identity(), outputs="probabilities")
     torch.testing.assert_close(model(chances[:, :, None, None]).flatten(1).softmax(1), chances)
@@ -327,14 +323,11 @@ def test_probabilities_become_logits_with_the_same_softmax() -> None:
         ("--model my_model.py:make --mean 0.3 --std 0.0001", "the loss has no gradient on more than 1%", None),
         ("--model my_model.py:noisy", plausible.RANDOM, "two passes over the same images differ"),
         ("--model my_model.py:softmax", plausible.PROBABILITIES, "say outputs: probabilities"),
-        (
-            "--model '{name: my_model.py:make, outputs: probabilities}'",
-            plausible.NOT_PROBABILITIES,
-            "say outputs: logits",
-        ),
+        ("--model '{name: my_model.py:make, outputs: probabilities}'", plausible.NOT_PROBABILITIES,
+         "say outputs: logits"),
         ("--model my_model.py:sigmoid --mean 0.3 --std 0.4", plausible.SIGMOID, "say outputs: sigmoid if"),
     ],
-)
+)  # fmt: skip
 def test_doubts_are_said_and_stand_in_the_table(here: Path, run: Run, options: str, flag: str, advice: str) -> None:
     code, out, err = run(f"fatbench evaluate my.pt {options} --dataset digits --images 40 --attack fgsm")
     assert code == 0
@@ -372,10 +365,8 @@ def test_a_network_whose_gradient_is_another_is_marked_under_every_attack(here: 
     ],
 )
 def test_an_attack_that_leaves_its_ball_is_marked(here: Path, run: Run, made: str, marks: list[str]) -> None:
-    (here / "attacks.py").write_text(
-        "def mine(model, x, y, generator, *, eps: float = 0.03):\n"
-        f'    """Moves."""\n    return {made}\n\n\nATTACKS = {{"mine": mine}}\n'
-    )
+    head = "def mine(model, x, y, generator, *, eps: float = 0.03):"
+    (here / "attacks.py").write_text(f'{head}\n    return {made}\n\n\nATTACKS = {{"mine": mine}}\n')
     try:
         code, out, err = run(f"{MINE} --attack mine --plugin attacks.py --strict")
     finally:
@@ -395,13 +386,9 @@ def test_a_model_at_chance_is_said_to_be(here: Path, run: Run) -> None:
 def test_outputs_that_are_what_is_declared_give_the_numbers_of_logits(
     here: Path, run: Run, network: str, outputs: str
 ) -> None:
-    command = (
-        MINE.replace("my_model.py:make", f"'{{name: my_model.py:{network}, outputs: {outputs}}}'")
-        + " --attack fgsm --format json"
-    )
-    found = json.loads(run(command)[1])
+    declared = MINE.replace("my_model.py:make", f"'{{name: my_model.py:{network}, outputs: {outputs}}}'")
+    found, plain = (json.loads(run(f"{command} --attack fgsm --format json")[1]) for command in (declared, MINE))
     assert found["doubts"] == []
-    plain = json.loads(run(f"{MINE} --attack fgsm --format json")[1])
     first, second = (one["tables"][0]["rows"][0]["measured"]["fgsm"]["mean"] for one in (found, plain))
     assert first == second
 
@@ -473,10 +460,8 @@ def test_a_task_like_a_suite_s_cells() -> None:
     assert {one.id for one in first.evaluations} < {one.id for one in most.evaluations}
     assert {one.id for one in task.evaluations} == {one.id for one in most.evaluations}
     other = replace(first.evaluations[1], n=7)
-    for cell in (
-        replace(first, spec={**first.spec, "size": 16}),
-        replace(first, evaluations=(first.evaluations[0], other)),
-    ):
+    for changes in ({"spec": {**first.spec, "size": 16}}, {"evaluations": (first.evaluations[0], other)}):
+        cell = replace(first, **changes)
         with pytest.raises(SpecError, match="its cells differ in data, size or attacks: choose some by a filter"):
             evaluate_external.task_like(replace(plan, cells=[*plan.cells, cell]))
 
@@ -520,9 +505,8 @@ def test_checkpoints_of_runs_are_evaluated_as_before(here: Path, run: Run) -> No
     Path("crew.yaml").write_text(CREW)
     done = fatbench.run("crew.yaml", where="pace=slow", jobs=1, quiet=True)
     file = next(Path("results/fatbench-files", done["cell"][0]).glob("model-*.safetensors"))
-    code, out, _ = run(
-        f"fatbench evaluate {file} --images 20 --attack natural --attack '{{name: fgsm, eps: 8/255}}' --format json"
-    )
+    attacks = "--attack natural --attack '{name: fgsm, eps: 8/255}'"
+    code, out, _ = run(f"fatbench evaluate {file} --images 20 {attacks} --format json")
     assert code == 0
     assert [(row["label"], row["n"]) for row in json.loads(out)["results"]] == [("natural", 20), ("fgsm", 20)]
     assert f"{file}: without --model it is read as a checkpoint" in run(f"fatbench evaluate {file} --dataset digits")[2]
@@ -532,10 +516,8 @@ def test_checkpoints_of_runs_are_evaluated_as_before(here: Path, run: Run) -> No
     with Store.open("results/fatbench.db") as store:
         numbers = accuracies([done["cell"][0]], store)
     assert code == 0 and evaluated_again == {parsed(stage).metric: value for (_, stage), (value, _) in numbers.items()}
-    assert (
-        "--like sfat-cifar10: test is 64 there, and 30 of "
-        in run(f"fatbench evaluate {file} --like sfat-cifar10 --smoke")[2]
-    )
+    said = run(f"fatbench evaluate {file} --like sfat-cifar10 --smoke")[2]
+    assert "--like sfat-cifar10: test is 64 there, and 30 of " in said
 
 
 @pytest.mark.parametrize(
@@ -554,9 +536,8 @@ def test_attacks_on_a_run_s_model_have_the_radius_of_its_training(objective: Any
 
 def test_a_network_and_an_attack_are_named_as_people_name_them(here: Path, run: Run) -> None:
     """module:attribute, a file with one network (its parts are none), a bare name of timm; attacks without settings."""
-    Path("net.py").write_text(
-        "import torch.nn as nn\nclass Block(nn.Module):\n    pass\nclass Net(nn.Module):\n    block = Block\n"
-    )
+    net = "import torch.nn as nn\nclass Block(nn.Module):\n    pass\nclass Net(nn.Module):\n    block = Block\n"
+    Path("net.py").write_text(net)
     Path("two.py").write_text("from torch.nn import Module\nclass A(Module): pass\nclass B(Module): pass\n")
     named = networks.full_name
     assert named("net:Net") == named("net.py") == "net.py:Net" == named("net.py:Net")
