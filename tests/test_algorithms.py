@@ -85,6 +85,9 @@ def test_fedavg_is_the_mean_of_the_closed_forms():
     torch.testing.assert_close(result.state.model["w"], after(THETA, A.mean(0), 4))
     assert result.cost.gradient_steps == 12
     assert result.cost.bytes_up == result.cost.bytes_down == 3 * 2 * 4
+    by_samples = run("fedavg", problem((1, 2, 5)))[0].state.model["w"]
+    expected = (after(THETA, A[0], 4) + 2 * after(THETA, A[1], 4) + 5 * after(THETA, A[2], 4)) / 8
+    torch.testing.assert_close(by_samples, expected)
 
 
 def test_local_only_is_every_client_alone():
@@ -96,24 +99,15 @@ def test_local_only_is_every_client_alone():
     assert results[-1].cost.bytes_up == results[-1].cost.bytes_down == 0
 
 
-def test_fedavg_weights_by_samples():
-    result = run("fedavg", problem((1, 2, 5)))[0]
-    expected = (after(THETA, A[0], 4) + 2 * after(THETA, A[1], 4) + 5 * after(THETA, A[2], 4)) / 8
-    torch.testing.assert_close(result.state.model["w"], expected)
-
-
 def test_stats_of_a_client():
-    """Two images, batch 1, two epochs, momentum 0.5: 4 steps, ||a||_1 = 1 + 1.5 + 1.75 + 1.875 = 6.125."""
+    """Two images, batch 1, two epochs, momentum 0.5: 4 steps, ||a||_1 = 1 + 1.5 + 1.75 + 1.875 = 6.125.
+
+    One step a round of 2 epochs: the last epoch's loss is that at a + 0.9 (theta - a).
+    """
     update = run("fedavg", problem((2, 2, 2)), batch=1, epochs=2, momentum=0.5)[0].updates[0]
     assert (update.stats.steps, update.stats.batches, update.n) == (4, 2, 2)
-    assert update.stats.momentum_steps == pytest.approx(6.125)
-    assert update.stats.accuracy == 1.0
-
-
-def test_the_loss_is_that_of_the_last_epoch_before_each_step():
-    """One step a round of 2 epochs: the last epoch's loss is that at a + 0.9 (theta - a)."""
-    result = run("fedavg", problem(), epochs=2)[0]
-    for update in result.updates:
+    assert update.stats.momentum_steps == pytest.approx(6.125) and update.stats.accuracy == 1.0
+    for update in run("fedavg", problem(), epochs=2)[0].updates:
         expected = 0.5 * (0.9 * (THETA - A[update.client])).square().sum()
         assert update.stats.loss == pytest.approx(float(expected), rel=1e-5)
 
@@ -128,23 +122,19 @@ def test_fedprox_has_its_closed_form_and_mu_zero_is_fedavg():
     torch.testing.assert_close(none[-1].state.model, run("fedavg", problem(), rounds=3)[-1].state.model)
 
 
-def test_fednova_with_equal_steps_is_fedavg():
-    nova, avg = (run(name, problem(), rounds=3, momentum=0.9)[-1].state.model for name in ("fednova", "fedavg"))
-    torch.testing.assert_close(nova, avg)
-
-
-def test_fednova_removes_the_bias_of_unequal_steps():
+def test_fednova_removes_the_bias_of_unequal_steps_and_with_equal_ones_is_fedavg():
     """Batch 1 and 1, 2, 5 copies: tau = 4, 8, 20, p = n/8. theta - tau_eff sum p_k (theta - y_k)/tau_k."""
     result = run("fednova", problem((1, 2, 5)), batch=1)[0]
     p, tau = torch.tensor([1, 2, 5]) / 8, torch.tensor([4.0, 8.0, 20.0])
     delta = torch.stack([THETA - after(THETA, A[k], int(tau[k])) for k in range(3)])
     expected = THETA - (p * tau).sum() * (p / tau) @ delta
     torch.testing.assert_close(result.state.model["w"], expected)
+    nova, avg = (run(name, problem(), rounds=3, momentum=0.9)[-1].state.model for name in ("fednova", "fedavg"))
+    torch.testing.assert_close(nova, avg)
 
 
 def test_fednova_counts_what_a_proximal_term_takes_back():
     """A gradient of one everywhere, SGD with momentum 0.9 and mu 3 from 0, 1 to 10 steps: how far the weight moved."""
-    from fatbench.engine.local import LocalTraining
     from fatbench.methods.algorithms.fednova import travelled_distance
 
     prox = functools.partial(objectives.PROXIMALS["squared"], mu=3.0)
@@ -175,10 +165,11 @@ def test_fednova_removes_the_bias_of_unequal_steps_under_a_proximal_term():
     torch.testing.assert_close(result.state.model["w"], THETA - 0.1 * effective * torch.tensor([1.0, -2.0]))
 
 
-def test_scaffold_with_one_client_is_sgd():
-    one = problem((1,))
-    result = run("scaffold", one, rounds=5)[-1].state.model["w"]
-    torch.testing.assert_close(result, after(THETA, A[0], 20))
+@pytest.mark.parametrize("name", ["scaffold", "fedgate"])
+def test_one_client_alone_is_sgd(name):
+    result = run(name, problem((1,)), rounds=5)[-1].state
+    torch.testing.assert_close(result.model["w"], after(THETA, A[0], 20))
+    assert name == "scaffold" or result.clients[0]["w"].tolist() == [0.0, 0.0]
 
 
 def scaffold_by_hand(theta: Tensor, rounds: int, lr: float, tau: int) -> Tensor:
@@ -198,16 +189,14 @@ def scaffold_by_hand(theta: Tensor, rounds: int, lr: float, tau: int) -> Tensor:
 
 
 def test_scaffold_follows_the_algorithm_box():
-    result = run("scaffold", problem(), rounds=4, epochs=5)
-    torch.testing.assert_close(result[-1].state.model["w"], scaffold_by_hand(THETA, 4, 0.1, 5))
-    total = sum(own["w"] for own in result[-1].state.clients.values())
-    torch.testing.assert_close(total, 3 * result[-1].state.server["c"]["w"])  # sum_k c_k = K c
-
-
-def test_scaffold_divides_by_all_clients_when_few_take_part():
-    result = run("scaffold", problem(), rounds=1, participation=0.34)[0]
-    assert len(result.updates) == 1
-    torch.testing.assert_close(result.state.server["c"]["w"], result.updates[0].extra["w"] / 3)
+    """And divides by all clients when few take part."""
+    state = run("scaffold", problem(), rounds=4, epochs=5)[-1].state
+    torch.testing.assert_close(state.model["w"], scaffold_by_hand(THETA, 4, 0.1, 5))
+    total = sum(own["w"] for own in state.clients.values())
+    torch.testing.assert_close(total, 3 * state.server["c"]["w"])  # sum_k c_k = K c
+    few = run("scaffold", problem(), rounds=1, participation=0.34)[0]
+    assert len(few.updates) == 1
+    torch.testing.assert_close(few.state.server["c"]["w"], few.updates[0].extra["w"] / 3)
 
 
 @pytest.mark.parametrize("name", ["scaffold", "fedgate"])
@@ -268,19 +257,12 @@ def test_scaffold_as_fedtorch_released_it_changes_c_within_the_round():
 
 
 def test_fedgate_as_fedtorch_released_it_divides_by_the_last_clients_steps():
-    (result,) = run(
-        "fedgate", problem((1, 2, 5)), batch=1, epochs=1, aggregator=aggregator("uniform"), divisor="released"
-    )
+    settings = {"batch": 1, "epochs": 1, "aggregator": aggregator("uniform"), "divisor": "released"}
+    (result,) = run("fedgate", problem((1, 2, 5)), **settings)
     last = (1, 2, 5)[result.updates[-1].client]
     for update in result.updates:
         expected = (result.state.model["w"] - update.model["w"]) / (0.1 * last)
         torch.testing.assert_close(result.state.clients[update.client]["w"], expected)
-
-
-def test_fedgate_with_one_client_is_sgd():
-    result = run("fedgate", problem((1,)), rounds=5)[-1]
-    torch.testing.assert_close(result.state.model["w"], after(THETA, A[0], 20))
-    assert result.state.clients[0]["w"].tolist() == [0.0, 0.0]
 
 
 def fedgate_by_hand(theta: Tensor, rounds: int, lr: float, tau: int, gamma: float) -> tuple[Tensor, list[Tensor]]:
@@ -319,9 +301,8 @@ def test_fedgate_is_scaffold_under_full_participation(momentum):
     for a, b in zip(gate, fold, strict=True):
         torch.testing.assert_close(a.state.model["w"], b.state.model["w"])
         for k in range(3):
-            torch.testing.assert_close(
-                a.state.clients[k]["w"], b.state.clients[k]["w"] - b.state.server["c"]["w"], atol=1e-5, rtol=1e-5
-            )
+            apart = b.state.clients[k]["w"] - b.state.server["c"]["w"]
+            torch.testing.assert_close(a.state.clients[k]["w"], apart, atol=1e-5, rtol=1e-5)
 
 
 def test_fedgate_only_those_who_took_part_track():
@@ -394,15 +375,12 @@ def test_dsgd_takes_every_image_once_an_epoch():
 
 
 def test_centralized_is_sgd_on_everything():
+    """As released it keeps its momentum over epochs: torch's own SGD with one buffer for the whole run; it goes on from
+    any epoch, to the same bytes."""
     pool = replace(problem(), shards=[torch.arange(3)])
-    result = run("centralized", pool, rounds=4)
-    torch.testing.assert_close(result[-1].state.model["w"], after(THETA, A.mean(0), 4))
-    assert result[0].cost.bytes_up == 0
-
-
-def test_centralized_as_released_keeps_its_momentum_over_epochs():
-    """torch's own SGD with one buffer for the whole run; it goes on from any epoch, to the same bytes."""
-    pool = replace(problem(), shards=[torch.arange(3)])
+    plain = run("centralized", pool, rounds=4)
+    torch.testing.assert_close(plain[-1].state.model["w"], after(THETA, A.mean(0), 4))
+    assert plain[0].cost.bytes_up == 0
     settings = {"momentum": 0.9, "weight_decay": 0.01, "moments": "released"}
     results = run("centralized", pool, rounds=4, **settings)
     w = THETA.clone().requires_grad_()
@@ -468,15 +446,21 @@ def test_a_cohort_is_drawn_in_random_order_without_repetition():
     assert {len(r.updates) for r in run("fedavg", problem(), rounds=3, participation=0.67)} == {2}
 
 
-def test_gradient_clipping_bounds_the_step():
+def test_clipping_decay_and_warm_up():
+    """Rates 0.1 and 0.05, one step a round: factors 0.9 and 0.95. Two rounds of warm-up at the objective with twice the
+    gradient: factors 0.8, 0.8 and 0.9."""
     update = run("fedavg", problem(), epochs=1, clip=0.01)[0].updates[0]
     assert float((update.model["w"] - THETA).norm()) == pytest.approx(0.1 * 0.01, rel=1e-3)
 
+    def doubled(*given):
+        loss, correct = quadratic(*given)
+        return 2 * loss, correct
 
-def test_learning_rate_decay_is_per_round():
-    """Rates 0.1 and 0.05, one step a round: factors 0.9 and 0.95."""
-    result = run("fedavg", problem(), rounds=2, epochs=1, lr_decay=0.5)[-1].state.model["w"]
-    torch.testing.assert_close(result, A.mean(0) + 0.9 * 0.95 * (THETA - A.mean(0)))
+    for rounds, factor, settings in (
+        (2, 0.9 * 0.95, {"lr_decay": 0.5}), (3, 0.8 * 0.8 * 0.9, {"warmup": doubled, "warmup_rounds": 2}),
+    ):  # fmt: skip
+        result = run("fedavg", problem(), rounds=rounds, epochs=1, **settings)[-1].state.model["w"]
+        torch.testing.assert_close(result, A.mean(0) + factor * (THETA - A.mean(0)))
 
 
 def test_local_epochs_fall_over_the_rounds_and_the_plan_counts_them():
@@ -486,27 +470,14 @@ def test_local_epochs_fall_over_the_rounds_and_the_plan_counts_them():
     assert [replace(local, epochs_factor=1.0).at(t).epochs for t in (0, 99)] == [20, 20]
     results = run("fedavg", problem(), rounds=5, epochs=4, epochs_factor=0.5, epochs_every=2)
     assert [result.cost.gradient_steps for result in results] == [12, 12, 6, 6, 3]
-
     torch.testing.assert_close(results[-1].state.model["w"], after(THETA, A.mean(0), 13))
-
-
-def test_the_first_rounds_may_have_an_objective_of_their_own():
-    """Two rounds of warm-up at the objective with twice the gradient: factors 0.8, 0.8 and 0.9."""
-
-    def doubled(*given):
-        loss, correct = quadratic(*given)
-        return 2 * loss, correct
-
-    result = run("fedavg", problem(), rounds=3, epochs=1, warmup=doubled, warmup_rounds=2)[-1].state.model["w"]
-    torch.testing.assert_close(result, A.mean(0) + 0.8 * 0.8 * 0.9 * (THETA - A.mean(0)))
 
 
 def test_broadcast_loss_is_measured_only_for_aggregators_that_ask():
     assert run("fedavg", problem())[0].updates[0].stats.broadcast_loss is None
     update = run("fedavg", problem(), aggregator=aggregator("q_ffl", q=1.0))[0].updates[0]
-    assert update.stats.broadcast_loss == pytest.approx(
-        0.5 * float((THETA - A[update.client]).square().sum()), rel=1e-5
-    )
+    expected = 0.5 * float((THETA - A[update.client]).square().sum())
+    assert update.stats.broadcast_loss == pytest.approx(expected, rel=1e-5)
 
 
 def cross_entropy_of(w: Tensor) -> float:
@@ -530,17 +501,16 @@ def test_validators_never_train_and_lower_the_rate():
         assert r.metrics["validation_loss"] == pytest.approx(cross_entropy_of(theta), rel=1e-5)
 
 
-def test_the_rate_stays_while_the_validation_loss_falls():
-    """From w_2 - w_1 = 4 down to 0.3, the loss falls every round. With lr_decay both factors apply."""
+def test_the_rate_stays_while_the_validation_loss_falls_and_falls_again_from_where_it_is():
+    """From w_2 - w_1 = 4 down to 0.3, the loss falls every round. With lr_decay both factors apply.
+
+    Best so far 0, last failure after 4 rounds: the rate is lr / 2 until round 9 fails as well, then lr / 3.
+    """
     start = State(0, {"w": torch.tensor([-1.0, 3.0])})
     result = run("fedavg_validated", problem(), rounds=4, epochs=1, validators=1, start=start, lr_decay=0.5)
     assert [r.metrics["lr"] for r in result] == pytest.approx([0.1, 0.05, 0.025, 0.0125])
     losses = [r.metrics["validation_loss"] for r in result]
     assert losses == sorted(losses, reverse=True)
-
-
-def test_the_rate_falls_again_from_where_it_is():
-    """Best so far 0, last failure after 4 rounds: the rate is lr / 2 until round 9 fails as well, then lr / 3."""
     known = {"validation": {"least": torch.tensor(0.0), "passed": torch.tensor(4.0)}}
     result = run("fedavg_validated", problem(), rounds=10, validators=1, start=State(8, {"w": THETA}, known))
     assert [r.metrics["lr"] for r in result] == pytest.approx([0.1 / 2, 0.1 / 3])
@@ -558,19 +528,12 @@ def test_participation_is_of_those_who_train():
 
 def test_validation_resumes_bit_for_bit_beside_a_aggregator_with_memory():
     """AFL keeps lambda, the algorithm its validation: neither sees the other's, and both go on after round 2."""
-    settings = {
-        "rounds": 5,
-        "validators": 1,
-        "aggregator": aggregator("afl", gamma=0.5),
-        "batch": 2,
-        "participation": 0.67,
-    }
+    afl = aggregator("afl", gamma=0.5)
+    settings = {"rounds": 5, "validators": 1, "batch": 2, "participation": 0.67, "aggregator": afl}
     on = problem((2, 3, 4))
     whole = run("fedavg_validated", on, **settings)
-    assert {name: set(own) for name, own in whole[-1].state.server.items()} == {
-        "aggregator": {"lambda"},
-        "validation": {"least", "passed"},
-    }
+    kept = {name: set(own) for name, own in whole[-1].state.server.items()}
+    assert kept == {"aggregator": {"lambda"}, "validation": {"least", "passed"}}
     rest = run("fedavg_validated", on, start=whole[1].state, **settings)
     for a, b in zip(whole[2:], rest, strict=True):
         assert torch.equal(a.state.model["w"], b.state.model["w"])

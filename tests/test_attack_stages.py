@@ -32,14 +32,8 @@ NATURAL = Evaluation("natural", {"name": "natural"}, 10, 20)
 FGSM = Evaluation("fgsm", {"name": "fgsm", "eps": "8/255"}, 10, 4)
 ORIGIN = TransferOrigin("Other", "fedcba987654")
 MOVED = replace(FGSM, label="moved", origin=ORIGIN)
-JOB = Job(
-    "0123456789ab",
-    {"seed": 7, "data": {"name": "digits"}, "model": {"name": "nin"}},
-    [NATURAL, FGSM],
-    ["last", "best-test"],
-    "crash",
-    "paper",
-)
+SPEC = {"seed": 7, "data": {"name": "digits"}, "model": {"name": "nin"}}
+JOB = Job("0123456789ab", SPEC, [NATURAL, FGSM], ["last", "best-test"], "crash", "paper")
 FILES = {f"{what}-00000{n}.safetensors": f"{what[0]}{n}" for what in ("model", "clients") for n in (2, 3)}
 RECORD = {"last": {"round": 3}, "best-test": {"round": 2, "value": 0.5}, "sha256": FILES}
 REQUESTED = {"requested": {"n": FGSM.n, "batch": FGSM.batch}}  # in the record of each stage of an attack
@@ -47,8 +41,7 @@ REQUESTED = {"requested": {"n": FGSM.n, "batch": FGSM.batch}}  # in the record o
 
 @pytest.fixture
 def machine(tmp_path: Path) -> Machine:
-    files = tmp_path / "files"
-    return Machine(db=str(tmp_path / "r.db"), files=str(files), data=str(tmp_path))
+    return Machine(db=str(tmp_path / "r.db"), files=str(tmp_path / "files"), data=str(tmp_path))
 
 
 @pytest.fixture
@@ -61,7 +54,6 @@ def store(machine: Machine) -> Iterator[Store]:
 def train(store: Store, cell: str, record: dict[str, Any]) -> None:
     store.add_cell(cell, {"seed": 7})
     run = store.claim(cell, "train", suite="crash", total=3, provenance={}, fresh=True)
-    assert run is not None
     store.finish(run, round=3, record=record)
 
 
@@ -145,7 +137,6 @@ def test_what_an_attack_s_plug_in_does_to_torch_the_others_do_not_meet(
     attacks, machine, store, monkeypatch, tmp_path
 ) -> None:
     """Those that use a file that training does not are last."""
-
     training, other = tmp_path / "a.py", tmp_path / "b.py"
     for file in (training, other):
         file.write_text("")
@@ -228,13 +219,8 @@ def test_an_attack_out_of_memory_is_tried_again_while_its_lease_is_renewed(machi
     monkeypatch.setattr(attacking, "_attack", attack)
     assert attack_models(at, machine, False) == "done"
     (row,) = [run for run in store.runs() if run["stage"] != "train"]
-    run = row["id"]
-    assert did == [
-        (machine.db, run, at.heartbeat, LEASE),
-        (run, at, machine),
-        (run, at, replace(machine, microbatch=5)),
-        "ended",
-    ]
+    run, smaller = row["id"], replace(machine, microbatch=5)
+    assert did == [(machine.db, run, at.heartbeat, LEASE), (run, at, machine), (run, at, smaller), "ended"]
     assert (row["microbatch"], row["out_of_memory"]) == (5, "no more")
 
 
@@ -306,9 +292,8 @@ M = {name: {"name": name} for name in RIGHT}
 
 
 def ready_of(malicious: Any = None) -> Any:
-    problem = SimpleNamespace(
-        labels=torch.tensor([0, 0, 1, 2]), shards=[torch.tensor([0, 1, 2]), torch.tensor([3])], malicious=malicious
-    )
+    shards = [torch.tensor([0, 1, 2]), torch.tensor([3])]
+    problem = SimpleNamespace(labels=torch.tensor([0, 0, 1, 2]), shards=shards, malicious=malicious)
     images = torch.arange(12)[:, None, None, None].to(torch.uint8)
     return SimpleNamespace(test=(images, LABELS), problem=problem, classes=3, data={"data": {"name": "x"}}, doubts={})
 
@@ -357,7 +342,6 @@ def begun(
     store: Store, machine: Machine, one: Evaluation, digest: str | None = "m3", record: Any = RECORD
 ) -> tuple[_Stage, int]:
     run = claim(turn(store, machine), one.stage(3), machine, 0, one)
-    assert run is not None
     return _Stage(3, one, one.stage(3), digest, TrainedModel(ORIGIN.cell, 1, "m", "theirs"), record), run
 
 
@@ -368,10 +352,8 @@ def found(store: Store, stage: str) -> dict[tuple[str, int], tuple[float, int]]:
 
 
 def bits(store: Store, stage: str) -> list[tuple[int, str]]:
-    return [
-        (start, "".join("01"[bool(bit)] for bit in unpacked(data, n)))
-        for start, n, data in store.outcomes(JOB.cell, stage)
-    ]
+    outcomes = store.outcomes(JOB.cell, stage)
+    return [(start, "".join("01"[bool(bit)] for bit in unpacked(data, n))) for start, n, data in outcomes]
 
 
 def test_an_attack_on_every_client_s_model_is_stopped_and_goes_on(judged, machine, store) -> None:
@@ -402,10 +384,8 @@ def test_an_attack_on_every_client_s_model_is_stopped_and_goes_on(judged, machin
     def told(kind: Any, round: int, **more: Any) -> Event:
         return Event(JOB.cell, stage.name, kind, round, 20, **more)
 
-    progress = [
-        told("progress", end, images=3.0 * (end - first), accuracy=whole[:end].count("1") / end)
-        for _, first, end in ends
-    ]
+    right = {end: whole[:end].count("1") / end for _, _, end in ends}
+    progress = [told("progress", end, images=3.0 * (end - first), accuracy=right[end]) for _, first, end in ends]
     assert events == [
         told("start", 0), *progress[:4], told("interrupted", 14), told("start", 14), *progress[4:], told("done", 20)
     ]  # fmt: skip
@@ -466,28 +446,26 @@ def test_gradients_of_a_thousand_images_are_looked_at(monkeypatch) -> None:
     problem = SimpleNamespace(labels=labels, shards=[torch.arange(3)], malicious=None)
     ready = SimpleNamespace(problem=problem, test=(labels, labels), classes=1)
     stage = _Stage(3, NATURAL, "natural", None, TrainedModel(JOB.cell, 3, "m", None), RECORD)
-    found = attacking._side_numbers(
-        stage, _Loaded(ready, None, 3, {-1: {}}), torch.ones(1, 1200, dtype=torch.bool), JOB
-    )
+    right = torch.ones(1, 1200, dtype=torch.bool)
+    found = attacking._side_numbers(stage, _Loaded(ready, None, 3, {-1: {}}), right, JOB)
     assert looked == [1000] and Number("zero_gradients", 0.0, 3, n=1000) in found
     assert "directional" not in {number.metric for number in found}  # no image has a gradient
 
 
-def test_gradients_of_clients_models_are_a_mean(judged, machine, store) -> None:
+def test_gradients_of_clients_models_are_a_mean_and_of_one_that_diverged_not_looked_at(judged, machine, store) -> None:
+    """A model that diverged answers with the most frequent class."""
     stage, run = begun(store, machine, NATURAL)
     loaded = _Loaded(ready_of(), None, 3, {0: M["first"], 1: M["second"]})
     assert _attack(stage, turn(store, machine), loaded, run, machine) == "done"
     assert found(store, stage.name)["zero_gradients", -1] == (0.5, 6)
     assert found(store, stage.name)["directional", -1] == (0.5, 4)  # of the worst
     assert [model for _, model, *_ in judged.looked] == [*M.values()]
-
-
-def test_a_model_that_diverged_answers_with_the_most_frequent_class(judged, machine, store) -> None:
-    stage, run = begun(store, machine, NATURAL, record={**RECORD, "diverged": 2})
+    judged.asked.clear(), judged.looked.clear()
+    stage, run = begun(store, machine, replace(NATURAL, n=9), record={**RECORD, "diverged": 2})
     assert _attack(stage, turn(store, machine), _Loaded(ready_of(), None, 3, {-1: M["first"]}), run, machine) == "done"
-    assert bits(store, stage.name) == [(0, "1111000000")] and judged.asked == judged.looked == []
+    assert bits(store, stage.name) == [(0, "111100000")] and judged.asked == judged.looked == []
     numbers = found(store, stage.name)
-    assert numbers["natural", -1] == (0.4, 10) and ("zero_gradients", -1) not in numbers
+    assert numbers["natural", -1] == (4 / 9, 9) and ("zero_gradients", -1) not in numbers
     assert numbers["doubt_diverged", -1] == (2.0, 0)
 
 
@@ -528,9 +506,8 @@ def test_a_model_that_is_not_here_says_what_to_do(judged, machine, store) -> Non
     other = store.claim(JOB.cell, NATURAL.stage(2), suite="crash", total=0, provenance={})
     store.finish(other, record={"model": "of round 2"})
     at = turn(store, machine)
-    assert (
-        _attack(stage, at, loaded, run, machine) == "done" and store.stages()[JOB.cell, stage.name].record == REQUESTED
-    )
+    assert _attack(stage, at, loaded, run, machine) == "done"
+    assert store.stages()[JOB.cell, stage.name].record == REQUESTED
     assert asked == [(at, machine), (stage, file, None, machine)]
     theirs = store.claim(JOB.cell, NATURAL.stage(3), suite="crash", total=0, provenance={})
     store.finish(theirs, record={"model": "m3"})
