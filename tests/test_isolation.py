@@ -69,9 +69,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def jobs(place: Path, attacks: str = OURS) -> list[Job]:
-    suite = small(
-        plugins="[hostile.py]", rounds=2, axes=f"{{method: {METHODS}}}", evaluate=f"{{attacks: {{{attacks}}}}}"
-    )
+    suite = small(plugins="[hostile.py]", rounds=2, axes=METHODS, evaluate=f"{{attacks: {{{attacks}}}}}")
     (place / "mixed.yaml").write_text(suite)
     plugins.load()
     return start.jobs_of(files.load("mixed.yaml").plan())

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from small import small
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -25,7 +26,7 @@ from fatbench.methods.inversions.simulated import simulate_steps
 from fatbench.methods.manipulations import MANIPULATIONS
 from fatbench.methods.objectives import OBJECTIVES, PROXIMALS, standard
 from fatbench.models import MODELS
-from fatbench.suite import cells, files, threats
+from fatbench.suite import cells, files, signatures, threats
 
 EXACT = 100.0  # dB in float64: rounding alone
 
@@ -52,11 +53,8 @@ def look(inversion: str = "patch_ls", on: Problem | None = None, defence: Any = 
     start = State(0, {k: v.clone() for k, v in on.model.state_dict().items()})
     chosen = functools.partial(INVERSIONS[inversion], **own)
     given = {"rounds": 1, "target_clients": 2, "candidates": 20, "wire": "float64", **settings}
-    return list(
-        gradient_inversion(
-            on, start, objective=standard, defence=defence or DEFENCES["none"], inversion=chosen, **given
-        )
-    )[-1]
+    given |= {"objective": standard, "defence": defence or DEFENCES["none"], "inversion": chosen}
+    return list(gradient_inversion(on, start, **given))[-1]
 
 
 def psnr(**settings: Any) -> float:
@@ -109,9 +107,7 @@ def test_numbers_on_the_wire_cost_more_than_steps():
     how = local(epochs=5, lr=0.01)
     full, single, half = (psnr(local=how, wire=wire, solver="ridge") for wire in ("float64", "float32", "float16"))
     assert full > 90 > single > 40 > half
-
-
-def test_a_gradient_in_float16_is_rounded_once():
+    # a gradient, too, is rounded once
     assert psnr(wire="float16", solver="ridge") < psnr(wire="float32", solver="ridge")
 
 
@@ -161,9 +157,8 @@ def test_the_simulated_update_is_that_of_the_order_of_the_images():
     true, _ = trained(x, y, 3, 0.5)
     other, _ = trained(x[::-1], y[::-1], 3, 0.5)
     at_once = [torch.eye(3).double()[c] for c in y]
-    rows = torch.stack(
-        [(1 / 3 - hot)[:, None] * torch.tensor(image).double() for hot, image in zip(at_once, x, strict=True)]
-    )
+    pairs = zip(at_once, x, strict=True)
+    rows = torch.stack([(1 / 3 - hot)[:, None] * torch.tensor(image).double() for hot, image in pairs])
     single = {"out.weight": rows.sum(0), "out.bias": sum(1 / 3 - hot for hot in at_once)}
 
     def angle(a: dict[str, Tensor]) -> float:
@@ -234,16 +229,11 @@ def caught(name: str, **settings: Any) -> Any:
 
 
 def test_fishing_gets_one_image_of_a_batch_exactly():
-    honest, fished = (psnr(batch=8, manipulation=m) for m in (None, caught("fishing")))
-    assert honest < 25 and fished > EXACT
-
-
-def test_fishing_needs_a_class_with_one_image():
-    assert psnr(batch=8, on=problem(classes=2), manipulation=caught("fishing")) < 25
-
-
-def test_fishing_by_labels_of_an_honest_round():
-    assert psnr(batch=4, labels_from="ilrg", manipulation=caught("fishing")) > EXACT
+    """Also by labels of an honest round; it needs a class with one image."""
+    fishing = caught("fishing")
+    assert psnr(batch=8) < 25 and psnr(batch=8, on=problem(classes=2), manipulation=fishing) < 25
+    assert psnr(batch=8, manipulation=fishing) > EXACT
+    assert psnr(batch=4, labels_from="ilrg", manipulation=fishing) > EXACT
 
 
 def test_a_sum_of_clients_hides_and_dead_heads_undo_it():
@@ -263,10 +253,8 @@ def test_a_sum_of_clients_is_the_gradient_of_all_their_images():
     model, theta = on.model, dict(on.model.state_dict())
     chosen = torch.arange(6).view(3, 2)
     x, y = on.images[chosen] / 255, on.labels[chosen]
-    honest = Manipulated(model, theta, theta)
-    (seen,) = sums_of_clients(
-        TargetClient(on, DEFENCES["none"]), ClientImages(chosen, x, y), [Upload(0, 0)], 0, honest, None
-    )
+    client, honest = TargetClient(on, DEFENCES["none"]), Manipulated(model, theta, theta)
+    (seen,) = sums_of_clients(client, ClientImages(chosen, x, y), [Upload(0, 0)], 0, honest, None)
     whole = gradients(model, theta, x.view(1, 6, 1, 12, 12), y.view(1, 6))
     for name, value in whole.items():
         torch.testing.assert_close(seen.gradient[name], value, atol=1e-6, rtol=1e-4)
@@ -286,17 +274,13 @@ class Two(nn.Module):
 
 
 def test_the_readout_of_two_bins_by_hand():
+    """As released: rows less those before them lose the image above the last threshold; the first row is the sum of
+    both."""
     model, x = Two(), torch.tensor([[0.2, 0.4], [0.8, 0.6]], dtype=torch.float64)
     W, b = torch.autograd.grad(F.cross_entropy(model(x), torch.tensor([0, 1])), [model.weight, model.bias])
     torch.testing.assert_close(b, torch.tensor([0.503805, 0.858149]).double(), atol=1e-6, rtol=0)
     first = (W[0] - W[1]) / (b[0] - b[1])
     torch.testing.assert_close(torch.stack([first, W[1] / b[1]]), x)
-
-
-def test_released_readouts_subtract_the_wrong_neighbour():
-    """Rows less those before them lose the image above the last threshold; the first row is the sum of both."""
-    model, x = Two(), torch.tensor([[0.2, 0.4], [0.8, 0.6]], dtype=torch.float64)
-    W, b = torch.autograd.grad(F.cross_entropy(model(x), torch.tensor([0, 1])), [model.weight, model.bias])
     released = torch.stack([W[0] / b[0], (W[1] - W[0]) / (b[1] - b[0])])
     torch.testing.assert_close(released, torch.tensor([[1.222, 0.741], [0.2, 0.4]]).double(), atol=6e-4, rtol=0)
 
@@ -415,77 +399,45 @@ def test_threat_models_of_attacks(algorithm, threat, labels):
     assert threats.of_cell(cell(**algorithm)) == {"threat": threat, "labels": labels}
 
 
-def test_a_diagnostic_has_its_threat_model():
-    """Also where the algorithm has none."""
+def test_threat_models_of_cells_and_methods():
+    """A diagnostic has one also where the algorithm has none; training has none."""
     plan = files.load("fedvkd-cifar10").plan("smoke", where="threat=bound")
     assert plan.cells and {tuple(threats.of_cell(cell.spec).values()) for cell in plan.cells} == {("bound", "given")}
-
-
-def test_training_has_no_threat_model():
     assert threats.of_cell(files.load("sfat-cifar10").plan("smoke").cells[0].spec) == {}
-
-
-def test_every_inversion_and_manipulation_says_what_it_needs():
-    from fatbench.suite import signatures
-
     for kind in ("Inversion", "Manipulation"):
         for name in signatures.names(kind):
             assert (signatures.describe(kind, name).entry or {}).get("threat"), name
+    for letters, together in (("AA", "A"), ("BF", "F"), ("DF", "G"), ("EF", "custom"), (["A", "bound"], "bound")):
+        assert threats.covering([*letters]) == together
 
 
-def test_letters_add_up():
-    assert threats.covering(["A", "A"]) == "A"
-    assert threats.covering(["B", "F"]) == "F"
-    assert threats.covering(["D", "F"]) == "G"
-    assert threats.covering(["E", "F"]) == "custom"
-    assert threats.covering(["A", "bound"]) == "bound"
-
-
-SUITE = """name: mine
-title: one
-threat: {threat}
-base:
-  data: {{name: digits}}
-  size: 32
-  partition: {{name: iid, clients: 1}}
-  model: {{name: vit, patch: 4, dim: 64, heads: 2, depth: 1}}
-  algorithm:
-    name: gradient_inversion
-    rounds: 1
-    objective: {{name: standard}}
-    defence: {{name: none}}
-    inversion: {{name: matching}}
-presets: {{paper: {{}}}}
-tables:
-  - {{id: T, title: t, rows: [threat, labels], values: {{PSNR: "train:psnr"}}}}
-"""
+ALGORITHM = "{name: gradient_inversion, rounds: 1, objective: standard, defence: none, inversion: {name: matching}}"
+SUITE = small(
+    "threat: THREAT\n", size="32", train="", test="", partition="{name: iid, clients: 1}", axes="", evaluate="",
+    model="{name: vit, patch: 4, dim: 64, heads: 2, depth: 1}", algorithm=ALGORITHM,
+    tables='[{id: T, title: t, rows: [threat, labels], values: {PSNR: "train:psnr"}}]',
+)  # fmt: skip
 
 
 def test_a_suite_that_states_a_model_refuses_what_needs_more(tmp_path):
-    file = tmp_path / "mine.yaml"
-    file.write_text(SUITE.format(threat="A"))
-    with pytest.raises(SpecError) as caught_:
-        files.load(str(file)).plan()
-    assert str(caught_.value).startswith(f"{file}:14: inversion: matching needs an image prior (threat model B)")
-    assert f"states A, the eavesdropper ({file}:3: threat)" in str(caught_.value)
-    file.write_text(SUITE.format(threat="B"))
-    plan = files.load(str(file)).plan(where="threat=B and labels=given")
-    assert len(plan.cells) == 1
-    diagnostic = "  monitor: {name: natural}\n  diagnostic: {name: leakage}\n  algorithm:"
-    file.write_text(SUITE.format(threat="B").replace("  algorithm:", diagnostic))
-    with pytest.raises(SpecError) as caught_:
-        files.load(str(file)).plan()
-    needs = "leakage needs what only the client has (threat model bound)"
-    assert str(caught_.value).startswith(f"{file}:10: name: {needs}")
-    file.write_text(SUITE.format(threat="Z"))
-    with pytest.raises(SpecError, match=f"{file}:3: threat: expected A, B, C, D, E, F, G or H, got 'Z'"):
-        files.load(str(file))
-
-
-def test_threat_and_labels_are_columns_of_a_table(tmp_path):
     from fatbench.report.numbers.points import points_of_table
 
     file = tmp_path / "mine.yaml"
-    file.write_text(SUITE.format(threat="B"))
-    suite = files.load(str(file))
+
+    def stating(threat: str, more: str = "") -> files.Suite:
+        file.write_text(SUITE.replace("THREAT", threat).replace("  algorithm:", f"{more}  algorithm:"))
+        return files.load(str(file))
+
+    with pytest.raises(SpecError) as caught_:
+        stating("A").plan()
+    assert str(caught_.value).startswith(f"{file}:7: inversion: matching needs an image prior (threat model B)")
+    assert f"states A, the eavesdropper ({file}:11: threat)" in str(caught_.value)
+    suite = stating("B")
+    assert len(suite.plan(where="threat=B and labels=given").cells) == 1
     assert list(points_of_table(suite.plan(), suite.tables[0])) == [((("threat", "B"), ("labels", "given")), ())]
+    with pytest.raises(SpecError) as caught_:
+        stating("B", "  monitor: natural\n  diagnostic: leakage\n").plan()
+    needs = "leakage needs what only the client has (threat model bound)"
+    assert str(caught_.value).startswith(f"{file}:8: name: {needs}")
+    with pytest.raises(SpecError, match=f"{file}:11: threat: expected A, B, C, D, E, F, G or H, got 'Z'"):
+        stating("Z")
