@@ -99,54 +99,45 @@ def test_classes_per_client_permuted() -> None:
     assert histograms(CIFAR, other) != histograms(CIFAR, parts)
 
 
+def chunks(n: int, size: int, **arguments: Any) -> NDArray[Any]:
+    """How many examples each client of `shah` has of each chunk of so many: chunk numbers instead of classes."""
+    labels = numpy.arange(n) // size
+    parts = shards("shah", labels, clients=n // size, **arguments)
+    return numpy.array([numpy.bincount(labels[part], minlength=n // size) for part in parts])
+
+
 @pytest.mark.parametrize(("clients", "percent"), [(5, 92), (8, 86), (10, 82), (20, 62), (25, 52), (50, 2)])
 def test_shah_own_share(clients: int, percent: int) -> None:
     """SFAT: the fraction of its own chunk that a client gets at skew 2, and 2 per cent of every other."""
-    labels = numpy.arange(50_000) // (50_000 // clients)  # chunk numbers instead of classes
-    labels = numpy.minimum(labels, clients - 1)
-    chunk = 50_000 // clients
-    for k, part in enumerate(shards("shah", labels, clients=clients)):
-        counts = numpy.bincount(labels[part], minlength=clients)
-        assert counts[k] == chunk * percent // 100
-        assert (numpy.delete(counts, k) == chunk * 2 // 100).all()
-
-
-def test_shah_of_fifty_clients_is_iid() -> None:
-    """differences: sfat-skew. With K = 50 and s = 2 every client holds 100 of every class."""
-    labels = rng(2).permutation(CIFAR)
-    assert histograms(labels, shards("shah", labels, clients=50)) == [[100] * 10] * 50
+    size = 50_000 // clients
+    own, other = size * percent // 100, size * 2 // 100
+    assert (chunks(50_000, size) == numpy.where(numpy.eye(clients, dtype=bool), own, other)).all()
 
 
 def test_shah_fixed_share() -> None:
-    """own_fraction 0.92 with 20 clients of 2500: 2300 of the own chunk, 200 from 19 others (10 or 11 each)."""
-    labels = numpy.arange(50_000) // 2500
-    for k, part in enumerate(shards("shah", labels, clients=20, own_fraction=0.92)):
-        counts = numpy.bincount(labels[part], minlength=20)
-        assert counts[k] == 2300
-        assert set(numpy.delete(counts, k).tolist()) == {10, 11}
-        assert len(part) == 2500
-    alone = shards("shah", CIFAR, clients=1)
-    assert alone[0].tolist() == list(range(50_000))
+    """own_fraction 0.92 with 20 clients of 2500: 2300 of the own chunk, 200 from 19 others (10 or 11 each).
+
+    49,000 examples, 50 clients: a chunk of 980 is 19 or 20 of each; everyone has 980, every chunk is used up.
+    """
+    counts, own = chunks(50_000, 2500, own_fraction=0.92), numpy.eye(20, dtype=bool)
+    assert (counts[own] == 2300).all() and set(counts[~own].tolist()) == {10, 11}
+    assert (counts.sum(1) == 2500).all()
+    assert shards("shah", CIFAR, clients=1)[0].tolist() == list(range(50_000))
+    held_out = chunks(49_000, 980)
+    assert set(numpy.unique(held_out).tolist()) == {19, 20}
+    assert (held_out.sum(0) == 980).all() and (held_out.sum(1) == 980).all()
+    labels = rng(2).permutation(CIFAR)  # differences: sfat-skew; with K = 50 and s = 2 it is IID
+    assert histograms(labels, shards("shah", labels, clients=50)) == [[100] * 10] * 50
 
 
 def test_a_class_that_is_cut_goes_on_in_the_order_of_the_examples() -> None:
     """Python's sort is stable: chunk k of 4 of 1000 examples of 3 classes in random order, all of it client k's own."""
     labels = rng(5).integers(0, 3, 1000)
     order = sorted(range(1000), key=labels.tolist().__getitem__)
-    chunks = [sorted(order[k * 250 : (k + 1) * 250]) for k in range(4)]
-    assert [part.tolist() for part in shards("shah", labels, clients=4, own_fraction=1.0)] == chunks
+    own = [sorted(order[k * 250 : (k + 1) * 250]) for k in range(4)]
+    assert [part.tolist() for part in shards("shah", labels, clients=4, own_fraction=1.0)] == own
     slices = [sorted(order[k * 125 : (k + 1) * 125] + order[(k + 4) * 125 : (k + 5) * 125]) for k in range(4)]
     assert [part.tolist() for part in shards("classes_per_client", labels, clients=4, classes=2)] == slices
-
-
-def test_shah_with_validation_held_out() -> None:
-    """49,000 examples, 50 clients: a chunk of 980 is 19 or 20 of each; everyone has 980, every chunk is used up."""
-    labels = numpy.arange(49_000) // 980
-    parts = shards("shah", labels, clients=50)
-    counts = numpy.array([numpy.bincount(labels[part], minlength=50) for part in parts])
-    assert set(numpy.unique(counts).tolist()) == {19, 20}
-    assert (counts.sum(0) == 980).all()
-    assert (counts.sum(1) == 980).all()
 
 
 EIGHT_OF_49, NINE_OF_50 = [8, 6, 1, 6, 1, 2, 7, 4, 7, 7], [1, 1, 9, 6, 4, 4, 9, 1, 8, 7]
@@ -156,13 +147,8 @@ PUBLISHED: list[tuple[tuple[int, int], NDArray[Any], dict[str, int], list[int], 
     ((1000, 8000), CIFAR, {"clients": 10, "shards": 50, "split_seed": 10}, [8, 7, 1, 6, 1, 2, 7, 4, 7, 7], 1000),
     ((5860, 26370), SVHN, {"clients": 5, "shards": 50, "split_seed": 142}, [4, 18, 8, 13, 7], 1465),
     ((1465, 13185), SVHN, {"clients": 10, "shards": 50, "split_seed": 0}, NINE_OF_50, 1465),
-    (
-        (50, 16700),
-        SVHN,
-        {"clients": 10, "shards": 1465, "max_shards": 1465, "split_seed": 1492},
-        [331, 304, 72, 29, 39, 4, 334, 242, 1, 109],
-        50,
-    ),
+    ((50, 16700), SVHN, {"clients": 10, "shards": 1465, "max_shards": 1465, "split_seed": 1492},
+     [331, 304, 72, 29, 39, 4, 334, 242, 1, 109], 50),
     # the same with 1000 validation examples held out, where the shards have another size
     ((6000, 13000), CIFAR[:49_000], {"clients": 5, "shards": 49, "split_seed": 24}, [6, 11, 10, 9, 13], 1000),
     ((1000, 8000), CIFAR[:49_000], {"clients": 10, "shards": 49, "split_seed": 10}, EIGHT_OF_49, 1000),
@@ -170,13 +156,8 @@ PUBLISHED: list[tuple[tuple[int, int], NDArray[Any], dict[str, int], list[int], 
     ((980, 7840), CIFAR[:49_000], {"clients": 10, "shards": 50, "split_seed": 10}, [8, 7, 1, 6, 1, 2, 7, 4, 7, 7], 980),
     ((5780, 26010), SVHN[:72_257], {"clients": 5, "shards": 50, "split_seed": 142}, [4, 18, 8, 13, 7], 1445),
     ((1445, 13005), SVHN[:72_257], {"clients": 10, "shards": 50, "split_seed": 0}, NINE_OF_50, 1445),
-    (
-        (50, 16700),
-        SVHN[:72_257],
-        {"clients": 10, "shards": 1445, "max_shards": 1465, "split_seed": 4113},
-        [252, 58, 194, 44, 45, 17, 198, 302, 1, 334],
-        50,
-    ),
+    ((50, 16700), SVHN[:72_257], {"clients": 10, "shards": 1445, "max_shards": 1465, "split_seed": 4113},
+     [252, 58, 194, 44, 45, 17, 198, 302, 1, 334], 50),
 ]  # fmt: skip
 
 
@@ -264,10 +245,8 @@ def test_a_split_of_its_own_seed_is_that_of_a_cell_with_this_seed() -> None:
 def test_dirichlet_minimum() -> None:
     """Skewed draws are repeated until everyone has enough; an unreachable minimum is an error, not a loop."""
     assert min(map(len, shards("dirichlet", CIFAR[:500], clients=5, alpha=0.3, min_size=40))) >= 40
-    with pytest.raises(
-        ValueError,
-        match=r"dirichlet: no draw of 1000 gave each of 20 clients 25 examples at alpha=0.01; raise alpha or lower",
-    ):
+    said = r"dirichlet: no draw of 1000 gave each of 20 clients 25 examples at alpha=0.01; raise alpha or lower"
+    with pytest.raises(ValueError, match=said):
         shards("dirichlet", CIFAR[:500], clients=20, alpha=0.01, min_size=25)
 
 
@@ -276,9 +255,8 @@ def test_by_writer() -> None:
     labels, writers = numpy.zeros(6), numpy.array([7, 2, 7, 9, 2, 7])
     parts = PARTITIONS["by_writer"](labels, rng(), writers, min_images=2)
     assert [part.tolist() for part in parts] == [[1, 4], [0, 2, 5]]
-    one = [
-        PARTITIONS["by_writer"](labels, rng(seed), writers, min_images=1, clients=1)[0].tolist() for seed in range(20)
-    ]
+    deal = PARTITIONS["by_writer"]
+    one = [deal(labels, rng(seed), writers, min_images=1, clients=1)[0].tolist() for seed in range(20)]
     assert {tuple(part) for part in one} == {(1, 4), (0, 2, 5), (3,)}
     alone = PARTITIONS["by_writer"](labels, rng(), writers, min_images=3)  # all that are left, be it one
     assert [part.tolist() for part in alone] == [[0, 2, 5]]
@@ -323,27 +301,18 @@ def test_label_table_divides_a_label_among_its_holders() -> None:
     assert common == pytest.approx(620, abs=60)  # 21 + 21 + 20 per cent; one standard error is 15
 
 
-def test_label_table_of_every_label() -> None:
-    """10 of 10 labels: everyone holds everything, and equal parts are random parts."""
+def test_label_table_of_every_label_and_of_one() -> None:
+    """10 of 10 labels: everyone holds everything, and equal parts are random parts. One client, one label: the other
+    nine belong to nobody. Labels without examples are not drawn."""
     labels = numpy.arange(200) % 10
     parts = shards("label_table", labels, clients=4, classes=10)
     assert histograms(labels, parts) == [[5] * 10] * 4
     assert parts[0].tolist() != list(range(50))
-
-
-def test_label_nobody_drew() -> None:
-    """One client, one label: the other nine belong to nobody. Labels without examples are not drawn."""
     part = shards("label_table", CIFAR, clients=1, classes=1)[0]
-    assert len(part) == 5000
-    assert len(set(CIFAR[part])) == 1
+    assert len(part) == 5000 and len(set(CIFAR[part])) == 1
     labels = numpy.array([2, 2, 5, 5])
     drawn = {int(labels[shards("label_table", labels, seed=seed, clients=1, classes=1)[0][0]]) for seed in range(40)}
     assert drawn == {2, 5}
-
-
-def test_group_skew_of_one_group_is_everything() -> None:
-    parts = shards("group_skew", CIFAR, clients=2, groups=1, p=1.0)
-    assert sorted(numpy.concatenate(parts).tolist()) == list(range(50_000))
 
 
 @pytest.mark.parametrize(("p", "groups", "own"), [(0.2, 10, 0.2), (0.1, 10, 0.1), (0.9, 5, 0.9), (1.0, 2, 1.0)])
@@ -359,15 +328,14 @@ def test_group_skew(p: float, groups: int, own: float) -> None:
         assert (numpy.bincount(favourite, minlength=groups) == 10 // groups).all()
         assert numpy.diagonal(together) == pytest.approx(own, abs=0.02)
         assert together[~numpy.eye(groups, dtype=bool)] == pytest.approx((1 - p) / (groups - 1), abs=0.02)
+        # inside a group all clients are alike, and which client is in which is random
+        assert counts[favourite == 0].sum(1) == pytest.approx(5000, rel=0.06)
+        other = histograms(CIFAR, shards("group_skew", CIFAR, seed=1, clients=10, groups=groups, p=p))
+        assert (numpy.array(other).reshape(10, groups, -1).sum(2).argmax(1) != favourite).any()
     else:  # IID
         assert counts == pytest.approx(500, abs=100)
-    if p > 1 / groups:  # inside a group all clients are alike, and which client is in which is random
-        assert counts[favourite == 0].sum(1) == pytest.approx(5000, rel=0.06)
-        other = shards("group_skew", CIFAR, seed=1, clients=10, groups=groups, p=p)
-        assert (
-            numpy.array(histograms(CIFAR, other)).reshape(10, groups, -1).sum(2).argmax(1).tolist()
-            != favourite.tolist()
-        )
+    everything = shards("group_skew", CIFAR, clients=2, groups=1, p=1.0)
+    assert sorted(numpy.concatenate(everything).tolist()) == list(range(50_000))
 
 
 # --- every partition ----------------------------------------------------------------------------------------------
@@ -437,12 +405,9 @@ def handed_out(name: str, labels: NDArray[Any], arguments: dict[str, int], held:
 
 
 NEEDED = {
-    "classes_per_client": {"classes": 2},
-    "unequal_shards": {"shards": 20},
-    "dirichlet": {"alpha": 0.5},
-    "label_table": {"classes": 2},
-    "group_skew": {"groups": 2, "p": 0.8},
-}
+    "classes_per_client": {"classes": 2}, "unequal_shards": {"shards": 20}, "dirichlet": {"alpha": 0.5},
+    "label_table": {"classes": 2}, "group_skew": {"groups": 2, "p": 0.8},
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", PARTITIONS)
@@ -516,13 +481,10 @@ def test_refused(name: str, arguments: dict[str, Any], message: str) -> None:
         shards(name, numpy.arange(10), **arguments)
 
 
-def test_group_skew_of_a_client_without_examples() -> None:
-    """p = 1 and only class 1 of 0 and 1: the client of the other group has nothing."""
+def test_a_client_without_examples_is_refused() -> None:
+    """p = 1 and only class 1 of 0 and 1: the client of the other group has nothing. Writers with too few images."""
     with pytest.raises(ValueError, match=r"group_skew: client [01] of 2 would get none of 5 images"):
         shards("group_skew", numpy.ones(5, dtype=int), clients=2, groups=2, p=1.0)
-
-
-def test_too_few_writers() -> None:
     writers = numpy.array([1, 1, 1, 2, 2, 3])
     with pytest.raises(ValueError, match="by_writer: 3 clients, but only 2 of 3 writers have 2 examples or more"):
         PARTITIONS["by_writer"](writers, rng(), writers, clients=3, min_images=2)
