@@ -84,12 +84,6 @@ def suite_of(folder: Path, text: str = SUITE) -> files.Suite:
     return files.load(str(folder / "own.yaml"))
 
 
-def refused(folder: Path, old: str, new: str) -> str:
-    with pytest.raises(SpecError) as raised:
-        suite_of(folder, SUITE.replace(old, new)).plan()
-    return str(raised.value)
-
-
 # --- closed forms -------------------------------------------------------------------------------------------------
 
 THREE = OwnImages({0: (0.5, 2), 1: (0.75, 4), 2: (1.0, 1)}, {3: (0.25, 4)}, {0: 0.5, 1: 0.75, 2: 1.0, 3: 0.5})
@@ -155,10 +149,7 @@ def test_unseen_clients_are_the_last_ones_and_the_others_keep_their_order() -> N
     def deal(labels: Any, rng: Any, writers: Any) -> list[Any]:
         return numpy.array_split(numpy.arange(len(labels)), 5)
 
-    whole, parts = (
-        split(dataset, 3, deal, client_holdout=0.25),
-        split(dataset, 3, deal, client_holdout=0.25, unseen=0.4),
-    )
+    whole, parts = (split(dataset, 3, deal, client_holdout=0.25, unseen=unseen) for unseen in (0, 0.4))
     assert (whole.unseen, parts.unseen) == (0, 2)
     first = [shard.min() // 8 for shard in parts.shards]
     assert sorted(first[:3]) == first[:3] and sorted(first[3:]) == first[3:] and sorted(first) == [0, 1, 2, 3, 4]
@@ -191,9 +182,7 @@ class Constant(torch.nn.Module):
 
 def test_two_clients_of_one_class_each_are_right_on_their_own_images_and_half_right_on_all() -> None:
     images, labels = torch.zeros(8, 1, 2, 2, dtype=torch.uint8), torch.tensor([0, 1] * 4)
-    problem = Problem(
-        Constant(), images, labels, [labels.new_tensor([0]), labels.new_tensor([1])], 2, 0, torch.device("cpu")
-    )
+    problem = Problem(Constant(), images, labels, [*labels[:2].split(1)], 2, 0, torch.device("cpu"))
     held = [torch.tensor([2, 4, 6]), torch.tensor([3, 5, 7])]
     ready: Any = SimpleNamespace(problem=problem, held=held, written=[], test=(images, labels))
     evaluation = Evaluation("own", {"name": "natural"}, None, 2, on="held_out >= 3")
@@ -220,11 +209,8 @@ def test_two_clients_of_one_class_each_are_right_on_their_own_images_and_half_ri
 
 
 def test_a_client_that_never_trains_has_the_mean_of_the_others_statistics() -> None:
-    own = {
-        2: {"mean": torch.tensor([1.0, 2.0]), "count": torch.tensor(3)},
-        0: {"mean": torch.zeros(2), "count": torch.tensor(4)},
-    }
-    found = mean_of_clients(own)
+    first = {"mean": torch.zeros(2), "count": torch.tensor(4)}
+    found = mean_of_clients({2: {"mean": torch.tensor([1.0, 2.0]), "count": torch.tensor(3)}, 0: first})
     assert found["mean"].tolist() == [0.5, 1.0] and found["count"].tolist() == 3 and found["count"].dtype == torch.int64
 
 
@@ -242,29 +228,38 @@ def test_an_evaluation_on_test_images_keeps_its_name_and_another_has_its_own() -
         assert not asked.is_another(other.stage(3), settings, 40, 4, {"n": 10, "batch": 4})
 
 
-def test_what_cannot_be_is_refused_before_anything_runs(tmp_path: Path) -> None:
-    assert "evaluate: own_natural: on: clients needs images that clients hold out: set client_holdout" in refused(
-        tmp_path, "client_holdout: 0.3", "client_holdout: 0"
-    )
-    without = "data: fashion_mnist\n", "least: 3\n  images: writers"
+FEDBN = "algorithm: {name: fedbn, rounds: 2, local: *local, aggregator: samples}"
+HELD = "client_holdout: 0.3"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        (HELD, "client_holdout: 0",
+         "evaluate: own_natural: on: clients needs images that clients hold out: set client_holdout"),
+        ("unseen: 1", "unseen: 4", "unseen: 4 of 4 clients: at least one must be unseen, and one train"),
+        (FEDBN, "algorithm: {name: local_only, rounds: 2, local: *local}",
+         "local_only keeps a model for each client, and its entry does not say which one"),
+        ("on: {clients: [own_natural, own_fgsm]}", "on: client",
+         "expected test, clients, or {clients: [names of attacks]}, got 'client'"),
+        ("own_fgsm]}", "own_fgsm], images: held_out}", "images stands in evaluate, beside on"),
+        ("[own_natural, own_fgsm]}", "[own_pgd]}", "no attack is named 'own_pgd'"),
+        ("unseen: 1", "transfer: {moved: {attack: own_fgsm, axis: method}}\n  unseen: 1",
+         "'own_fgsm' is on the clients' own images: a transfer needs"),
+        (HELD, f"{HELD}\n  malicious: {{clients: '3', attack: sign_flip}}", "no client 3: the 3 clients count from 0"),
+    ],
+    ids=["nothing held out", "all unseen", "local only", "on client", "images", "attack", "transfer", "malicious"],
+)  # fmt: skip
+def test_what_cannot_be_is_refused_before_anything_runs(tmp_path: Path, old: str, new: str, said: str) -> None:
+    with pytest.raises(SpecError) as raised:
+        suite_of(tmp_path, SUITE.replace(old, new)).plan()
+    assert said in str(raised.value)
+
+
+def test_images_whose_writers_nobody_knows_are_refused(tmp_path: Path) -> None:
+    text = SUITE.replace("data: digits\n", "data: fashion_mnist\n").replace("least: 3", "least: 3\n  images: writers")
     with pytest.raises(SpecError, match="images: writers: nobody knows who wrote the images of fashion_mnist"):
-        suite_of(tmp_path, SUITE.replace("data: digits\n", without[0]).replace("least: 3", without[1])).plan()
-    assert "unseen: 4 of 4 clients: at least one must be unseen, and one train" in refused(
-        tmp_path, "unseen: 1", "unseen: 4"
-    )
-    local_only = "algorithm: {name: local_only, rounds: 2, local: *local}"
-    assert "local_only keeps a model for each client, and its entry does not say which one" in refused(
-        tmp_path, "algorithm: {name: fedbn, rounds: 2, local: *local, aggregator: samples}", local_only
-    )
-    assert "expected test, clients, or {clients: [names of attacks]}, got 'client'" in refused(
-        tmp_path, "on: {clients: [own_natural, own_fgsm]}", "on: client"
-    )
-    assert "images stands in evaluate, beside on" in refused(tmp_path, "own_fgsm]}", "own_fgsm], images: held_out}")
-    assert "no attack is named 'own_pgd'" in refused(tmp_path, "[own_natural, own_fgsm]}", "[own_pgd]}")
-    transfer = "transfer: {moved: {attack: own_fgsm, axis: method}}\n  unseen: 1"
-    assert "'own_fgsm' is on the clients' own images: a transfer needs" in refused(tmp_path, "unseen: 1", transfer)
-    malicious = "client_holdout: 0.3\n  malicious: {clients: '3', attack: sign_flip}"
-    assert "no client 3: the 3 clients count from 0" in refused(tmp_path, "client_holdout: 0.3", malicious)
+        suite_of(tmp_path, text).plan()
 
 
 def test_a_plan_counts_the_images_of_every_client_and_who_trains(tmp_path: Path) -> None:
@@ -332,9 +327,8 @@ def test_outcomes_are_those_of_clients_one_after_the_other(measured) -> None:
     rows = fatbench.results(suite, clients=True, db=str(machine.db))
     rows = rows[(rows["seed"] == 1) & rows["stage"].str.startswith("own_fgsm") & (rows["client"] >= 0)]
     for (method, _), right in zip(rights.index, rights.to_numpy(), strict=True):
-        of_method = rows[(rows["method"] == method) & rows["metric"].isin(["own_fgsm", "unseen_accuracy"])].sort_values(
-            "client"
-        )
+        of_method = rows[(rows["method"] == method) & rows["metric"].isin(["own_fgsm", "unseen_accuracy"])]
+        of_method = of_method.sort_values("client")
         ends = of_method["n"].cumsum().tolist()
         assert len(right) == ends[-1] and right.any()
         shares = [part.mean() for part in numpy.split(right, ends[:-1])]
@@ -373,22 +367,14 @@ def test_numbers_of_clients_their_mean_and_those_that_never_trained(measured) ->
     suite, machine = measured
     for cell in suite.plan().cells:
         with Store.open(machine.db) as store:
-            stage, record = next(
-                (row.stage, row.record) for row in store.stages([cell.id]).values() if row.stage.startswith("own_fgsm")
-            )
-            found = {
-                (row["metric"], row["client"]): (row["value"], row["n"])
-                for row in store.measurements([cell.id], stages=[stage])
-            }
-            outcomes = store.outcomes(cell.id, stage)
-        seen = {k: found["own_fgsm", k] for k, _ in record["clients"] if k < 3}
-        assert found["own_fgsm", -1] == (
-            pytest.approx(sum(value for value, _ in seen.values()) / len(seen)), sum(n for _, n in seen.values())
-        )  # fmt: skip
-        assert [[k, found["own_fgsm" if k < 3 else "unseen_accuracy", k][1]] for k, _ in record["clients"]] == record[
-            "clients"
-        ]
-        assert sum(n for _, n, _ in outcomes) == sum(n for _, n in record["clients"])
+            (row,) = [one for one in store.stages([cell.id]).values() if one.stage.startswith("own_fgsm")]
+            rows = store.measurements([cell.id], stages=[row.stage])
+            outcomes = store.outcomes(cell.id, row.stage)
+        found, clients = {(r["metric"], r["client"]): (r["value"], r["n"]) for r in rows}, row.record["clients"]
+        values, images = zip(*(found["own_fgsm", k] for k, _ in clients if k < 3), strict=True)
+        assert found["own_fgsm", -1] == (pytest.approx(sum(values) / len(values)), sum(images))
+        assert [[k, found["own_fgsm" if k < 3 else "unseen_accuracy", k][1]] for k, _ in clients] == clients
+        assert sum(n for _, n, _ in outcomes) == sum(n for _, n in clients)
 
 
 def test_a_test_between_methods_takes_clients_as_units(measured) -> None:
@@ -440,9 +426,8 @@ def test_every_client_is_judged_as_it_would_be_alone(measured) -> None:
     for k, n in row.record["clients"]:
         of_client = {**model, **(own[k] if k in own else mean_of_clients(own))}
         images, labels = ready.problem.images[ready.held[k]], ready.problem.labels[ready.held[k]]
-        correct, _ = accuracy(
-            ready.problem, of_client, images, labels, attack, ("evaluate", evaluation.id, 2, k), batch=evaluation.batch
-        )
+        key = ("evaluate", evaluation.id, 2, k)
+        correct, _ = accuracy(ready.problem, of_client, images, labels, attack, key, batch=evaluation.batch)
         assert len(correct) == n
         expected += correct.tolist()
     assert stored == expected
@@ -450,13 +435,12 @@ def test_every_client_is_judged_as_it_would_be_alone(measured) -> None:
 
 def test_clients_are_judged_on_the_test_images_of_their_writers(tmp_path: Path) -> None:
     """Three clients of one writer each: as many images as the writer has in the test set, and the mean over clients."""
-    text = SUITE.replace("  client_holdout: 0.3\n", "")
-    text = text.replace("{name: dirichlet, clients: 4, alpha: 0.5}", "by_writer")
-    text = (
-        text.replace("unseen: 1", "images: writers")
-        .replace('"unseen:own_fgsm"', '"pooled:own_fgsm"')
-        .replace("seeds: [1, 2]", "seeds: [1]")
-    )
+    text = SUITE
+    for old, new in (
+        ("  client_holdout: 0.3\n", ""), ("{name: dirichlet, clients: 4, alpha: 0.5}", "by_writer"),
+        ("unseen: 1", "images: writers"), ("unseen:own_fgsm", "pooled:own_fgsm"), ("seeds: [1, 2]", "seeds: [1]"),
+    ):  # fmt: skip
+        text = text.replace(old, new)
     suite, machine = suite_of(tmp_path, text), place(tmp_path)
     with Store.open(machine.db, create=True) as store:
         for job in jobs_of(suite.plan()):
