@@ -124,9 +124,8 @@ def test_the_floor_counts_what_the_files_print() -> None:
             for row in trained for attack in ATTACKS if row.get(attack)
         )  # fmt: skip
         assert ASK["floor"](numbers_of(name)).raised == below == count
-    assert ASK["floor"](numbers_of("SFAT")).raised == sum(
-        float(row[attack]) < 50 for row in lines("sfat-t19.csv") for attack in ("fgsm", "pgd20", "cw")
-    )
+    of_celeba = [float(row[attack]) for row in lines("sfat-t19.csv") for attack in ("fgsm", "pgd20", "cw")]
+    assert ASK["floor"](numbers_of("SFAT")).raised == sum(value < 50 for value in of_celeba)
 
 
 def test_the_order_counts_what_the_files_print() -> None:
@@ -156,9 +155,8 @@ def test_beyond_sampling_is_beyond_the_corrected_quantile() -> None:
 
 
 def test_the_grain_is_found_by_fractions() -> None:
-    values = [
-        row[name] for row in lines("decvfal.csv") if row["table"] == "9" for name in [*ATTACKS, *OTHER] if row.get(name)
-    ]
+    of_nine = [row for row in lines("decvfal.csv") if row["table"] == "9"]
+    values = [row[name] for row in of_nine for name in [*ATTACKS, *OTHER] if row.get(name)]
     rows = ASK["grain"](numbers_of("DecVFAL")).rows.set_index("data")
 
     def fits(text: str, n: int) -> bool:
@@ -169,10 +167,8 @@ def test_the_grain_is_found_by_fractions() -> None:
     assert sum(fits(text, 10000) for text in {*values}) == rows.loc["MNIST", "fit it"]
     assert all(fits(text, 9984) for text in values) and rows.loc["MNIST", "smallest n of all"] == 9984
     assert not any(all(fits(text, n) for text in values) for n in range(9900, 9984))
-    assert (
-        rows.loc["Credit card fraud", "smallest n of all"] == 384
-        and rows.loc["COVID-19 images", "result"] == "inferred"
-    )
+    assert rows.loc["Credit card fraud", "smallest n of all"] == 384
+    assert rows.loc["COVID-19 images", "result"] == "inferred"
     assert _fits(np.array([[33.33, 2], [33.34, 2], [33.32, 2]]), np.array([3])).tolist() == [[True], [False], [False]]
 
 
@@ -184,36 +180,28 @@ def test_equal_columns_of_two_papers_are_found() -> None:
     of = {(row["table"], row["method"]): row for row in lines("decvfal.csv")}
     other = {(row["table"], row["method"]): row for row in lines("ce-vfal.csv")}
     for table, column, other_table, other_column in (
-        ("2", "fgsm", "4", "fgsm"),
-        ("4", "zo_pgd", "6", "pgd"),
-        ("4", "ets", "6", "ets"),
-    ):
-        same = {row[column] for key, row in of.items() if key[0] == table} & {
-            row[other_column] for key, row in other.items() if key[0] == other_table
-        }
-        (line,) = rows[
-            rows["column"].str.startswith(f"CE-VFAL {other_table}: {other_column}")
-            & rows["and"].str.startswith(f"DecVFAL {table}: {column.replace('_', '-')}")
-        ].itertuples()
+        ("2", "fgsm", "4", "fgsm"), ("4", "zo_pgd", "6", "pgd"), ("4", "ets", "6", "ets"),
+    ):  # fmt: skip
+        ours = {row[column] for key, row in of.items() if key[0] == table}
+        same = ours & {row[other_column] for key, row in other.items() if key[0] == other_table}
+        of_ce_vfal = rows[rows["column"].str.startswith(f"CE-VFAL {other_table}: {other_column}")]
+        both = of_ce_vfal["and"].str.startswith(f"DecVFAL {table}: {column.replace('_', '-')}")
+        (line,) = of_ce_vfal[both].itertuples()
         assert line.equal == len(same) >= 4
     assert len(rows) == 3
 
 
 def test_leads_are_those_of_the_files() -> None:
-    means = lines("sfat-t3.csv")
+    means = {(row["dataset"], row["optimizer"], row["method"]): row for row in lines("sfat-t3.csv")}
     ahead, within = 0, 0
-    for row in means:
-        if row["method"] == "SFAT":
-            fat = next(
-                r
-                for r in means
-                if (r["dataset"], r["optimizer"], r["method"]) == (row["dataset"], row["optimizer"], "FAT")
-            )
-            n = 26032 if row["dataset"] == "SVHN" else 10000
-            for attack in ("fgsm", "pgd20", "cw", "aa"):
-                p, q = float(row[attack]) / 100, float(fat[attack]) / 100
-                ahead += p > q
-                within += 0 < p - q <= 1.96 * math.sqrt((p * (1 - p) + q * (1 - q)) / n)
+    for (dataset, optimizer, method), row in means.items():
+        if method != "SFAT":
+            continue
+        n = 26032 if dataset == "SVHN" else 10000
+        for attack in ("fgsm", "pgd20", "cw", "aa"):
+            p, q = (float(one[attack]) / 100 for one in (row, means[dataset, optimizer, "FAT"]))
+            ahead += p > q
+            within += 0 < p - q <= 1.96 * math.sqrt((p * (1 - p) + q * (1 - q)) / n)
     answer = ASK["lead"](numbers_of("SFAT").query("table == '3'"))
     assert (answer.asked, answer.raised) == (ahead, within)
 
@@ -274,12 +262,8 @@ def honest() -> pandas.DataFrame:
     rows = []
     for table in range(400):
         n = 500 if table % 2 else 10000
-        for method, role, p in (
-            ("a", "baseline", 0.3),
-            ("b", "baseline", 0.34),
-            ("c", "proposed", 0.38),
-            ("d", "undefended", 0.2),
-        ):
+        methods = zip("abcd", ("baseline", "baseline", "proposed", "undefended"), (0.3, 0.34, 0.38, 0.2), strict=True)
+        for method, role, p in methods:
             for attack, steps, eps in columns:
                 value = round(100 * rng.binomial(n, 0.8 if attack == "natural" else p) / n, 2)
                 labels = ("p", str(table), "CIFAR-10", "", method, role, attack, steps, eps)
@@ -287,14 +271,10 @@ def honest() -> pandas.DataFrame:
     return pandas.DataFrame(rows, columns=LONG)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "floor",
-        "grain",
-        *(pytest.param(n, marks=pytest.mark.nightly) for n in ("order", "radius", "undefended", "ranking")),
-    ],
-)
+RARELY = [pytest.param(name, marks=pytest.mark.nightly) for name in ("order", "radius", "undefended", "ranking")]
+
+
+@pytest.mark.parametrize("name", ["floor", "grain", *RARELY])
 def test_at_most_one_in_twenty_honest_tables_is_asked_about(name: str, honest: pandas.DataFrame) -> None:
     answer = ASK[name](honest)
     tables = answer.rows["table"].nunique() if len(answer.rows) else 0
@@ -345,14 +325,13 @@ def test_a_contribution_with_a_mistake_is_refused(text: str, message: str, tmp_p
 def test_the_command_prints_what_was_understood_and_asked(tmp_path: Path, run: Run) -> None:
     file = tmp_path / "paper.csv"
     file.write_text("Method,Clean,FGSM,PGD-20,Time\nFedAvg,80.1,9.5,40.2,3 h\nSFAT,81.2,50.1,45.3,4 h\n")
-    code, out, err = run(
-        "audit", str(file), "--classes", "10", "--images", "10000", "--radius", "8/255", "--baseline", "FedAvg"
-    )
+    known = "--classes 10 --images 10000 --radius 8/255 --baseline FedAvg"
+    code, out, err = run("audit", str(file), *known.split())
     assert (code, err) == (0, "")
-    assert (
-        "paper: 6 accuracies of 2 methods under natural, fgsm, pgd-20; test images 10,000; radius 8/255; proposed SFAT"
-        in out
+    understood = (
+        "6 accuracies of 2 methods under natural, fgsm, pgd-20; test images 10,000; radius 8/255; proposed SFAT"
     )
+    assert f"paper: {understood}" in out
     assert "1 of 4 robust accuracies are below it" in out and "at most" in out
     code, out, _ = run("audit", str(file), "--format", "json")
     record = json.loads(out)

@@ -1,9 +1,4 @@
-"""A function is the same under another name: every member of every table, and the same function called by a new one.
-
-Each pair runs through the engine's own call, from the same seed, and gives the same bytes. Then what a function may ask
-for by the names of its parameters: exact numbers for objectives, models that aggregators give, memories that cannot
-meet.
-"""
+"""A function is the same under another name, and is given what the names of its parameters ask for, and no more."""
 
 from __future__ import annotations
 
@@ -110,10 +105,8 @@ def test_a_setting_is_given_only_what_its_kind_may_ask_for() -> None:
     on = small_problem(nn.Sequential(nn.Flatten(), nn.Linear(144, 4)))
     term = functools.partial(PROXIMALS["squared"], mu=1.0)
     objective = functools.partial(pulled, term=term, inner=near_broadcast)
-    found = [
-        train_cohort(on, initial_state(on).model, [0], 1, local(objective=one)) for one in (near_broadcast, objective)
-    ]
-    assert equal(*found)
+    theta = initial_state(on).model
+    assert equal(*(train_cohort(on, theta, [0], 1, local(objective=one)) for one in (near_broadcast, objective)))
 
 
 # --- every member under another name ------------------------------------------------------------------------------
@@ -122,9 +115,8 @@ def test_a_setting_is_given_only_what_its_kind_may_ask_for() -> None:
 def watched(defence: Callable[..., Any], inversion: Callable[..., Any]) -> Round:
     on = small_problem("vit")
     settings = {"rounds": 1, "target_clients": 2, "candidates": 4, "objective": standard, "block0": "bare"}
-    (result,) = ALGORITHMS["gradient_inversion"](
-        on, initial_state(on), defence=defence, inversion=inversion, **settings
-    )
+    settings |= {"defence": defence, "inversion": inversion}
+    (result,) = ALGORITHMS["gradient_inversion"](on, initial_state(on), **settings)
     return result
 
 
@@ -204,19 +196,16 @@ def by_client(model: nn.Module, x: Tensor, y: Tensor, generator: torch.Generator
     return (client + 1) * loss, correct
 
 
-class Zeros(nn.Module):
+class Zeros(nn.Linear):
     """Two logits that are a bias, and begin at zero."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.fc = nn.Linear(1, 2)
-        nn.init.zeros_(self.fc.weight)
-        nn.init.zeros_(self.fc.bias)
+        super().__init__(1, 2)
+        nn.init.zeros_(self.weight), nn.init.zeros_(self.bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, 1, 1, 1) -> (B, 2)."""
-        logits: Tensor = self.fc(x.flatten(1))
-        return logits
+        return super().forward(x.flatten(1))
 
 
 @pytest.mark.parametrize("path", ["reference", "loop"])
@@ -228,16 +217,14 @@ def test_class_counts_are_the_clients_own(path: str) -> None:
     labels = torch.cat([torch.zeros(90), torch.ones(10), torch.ones(90), torch.zeros(10)]).long()
     images = torch.zeros(200, 1, 1, 1, dtype=torch.uint8)
     on = Problem(Zeros(), images, labels, list(torch.arange(200).split(100)), 2, 0, CPU, path=path)
-    x = torch.zeros(2, 1, 1, 1)
-    losses = [
-        float(balanced(on.model, x[:1], torch.tensor([c]), generator(0, "n"), torch.tensor([[90.0, 10.0]]))[0].detach())
-        for c in (0, 1)
-    ]
+    x, counts = torch.zeros(1, 1, 1, 1), torch.tensor([[90.0, 10.0]])
+    costs = (balanced(on.model, x, torch.tensor([c]), generator(0, "n"), counts)[0] for c in (0, 1))
+    losses = [float(loss.detach()) for loss in costs]
     assert losses == pytest.approx([0.10536, 2.30259], abs=1e-5)
     updates = train_cohort(on, initial_state(on).model, [1, 0], 0, local(batch=100, objective=balanced))
     for update in updates:
         assert update.stats.loss == pytest.approx(0.9 * 0.10536 + 0.1 * 2.30259, abs=1e-5)
-        torch.testing.assert_close(update.model["fc.bias"], torch.zeros(2), atol=1e-6, rtol=0)
+        torch.testing.assert_close(update.model["bias"], torch.zeros(2), atol=1e-6, rtol=0)
 
 
 @pytest.mark.parametrize("path", ["reference", "loop"])
@@ -296,10 +283,6 @@ def test_where_no_model_is_broadcast_an_objective_cannot_ask_for_it() -> None:
     settings["local"] = replace(settings["local"], objective=standard, proximal=pull)
     with pytest.raises(ValueError, match="local: proximal: no edge receives"):
         list(ALGORITHMS["fedgkt"](on, initial_state(on), **settings))
-
-
-# --- what an aggregator may give
-# -----------------------------------------------------------------------------------------
 
 
 def median(updates: list[Update], context: Context) -> Mixing:
@@ -368,9 +351,7 @@ def test_a_aggregators_memory_and_a_algorithms_state_cannot_meet(name: str) -> N
     for count, (a, b) in enumerate(zip(kept, plain, strict=True), start=1):
         assert same(a.state.model, b.state.model) and same(a.state.clients, b.state.clients)
         assert a.state.server["aggregator"]["c"]["w"].item() == 100 * count
-        assert {key for key in a.state.server if key != "aggregator"} == {
-            key for key in b.state.server if key != "aggregator"
-        }
+        assert a.state.server.keys() - {"aggregator"} == b.state.server.keys() - {"aggregator"}
         for key in b.state.server.keys() - {"aggregator"}:
             assert same(a.state.server[key], b.state.server[key])
     if name == "scaffold":

@@ -16,10 +16,13 @@ from small import small
 
 from fatbench.errors import MachineError
 from fatbench.runner import progress, provenance, start, versions
-from fatbench.runner.jobs import Event, Job, Machine
+from fatbench.runner.heartbeat import Heartbeat
+from fatbench.runner.jobs import Event, Job, Machine, Turn
+from fatbench.runner.stage import demand_same_inputs
 from fatbench.runner.worker import work
 from fatbench.store import inputs
 from fatbench.store.inputs import Inputs
+from fatbench.store.schema import RUNS, STAGES
 from fatbench.store.stages import Store
 from fatbench.suite import files
 
@@ -148,8 +151,6 @@ def test_a_worker_with_other_images_does_not_go_on_with_what_is_done(place: Path
         assert work(job(), machine_of(place, retry_failed=True), store) == "done"
         write_data(place, shift=1)
         with store.database.writing() as connection:
-            from fatbench.store.schema import STAGES
-
             connection.execute(STAGES.update().where(STAGES.c.stage != "train").values(status="interrupted", round=0))
         assert work(job(), machine_of(place), store) == "failed"  # its model is of the other images
 
@@ -176,17 +177,16 @@ def test_an_unfinished_stage_is_begun_again_by_other_uncommitted_code(place: Pat
     now = {"commit": "1" * 40, "dirty": False}
     monkeypatch.setattr(provenance, "code_version", lambda: now)
     begun: dict[str, int] = {}
-    for name, edit in {
-        "another commit": {"commit": "2" * 40},
-        "the same changes": {"dirty": True, "diff": "3" * 64},
-        "other changes": {"dirty": True, "diff": "4" * 64},
-    }.items():
+    first, same = dict(now), {"dirty": True, "diff": "3" * 64}
+    for name, before, edit in (
+        ("another commit", {}, {"commit": "2" * 40}),
+        ("the same changes", same, same),
+        ("other changes", {}, {**same, "diff": "4" * 64}),
+    ):
         provenance.produced_by.cache_clear()
         with Store.open(str(place / f"{name}.db"), create=True) as store:
             now.clear()
-            now.update({"commit": "1" * 40, "dirty": False})
-            if name == "the same changes":
-                now.update(edit)
+            now.update({**first, **before})
             assert work(job(), machine_of(place), store, stop=lambda: True) == "interrupted"
             now.update(edit)
             provenance.produced_by.cache_clear()
@@ -277,9 +277,8 @@ def test_outcomes_stand_beside_labels_of_their_own_images(place: Path, run) -> N
     two_files(place, run)  # b's images lie there now
     labels = {}
     for name in ("a", "b"):
-        code, out, err = run(
-            "show", "--outcomes", job().cell[:8], "--db", f"{name}.db", "--data", ".", "--format", "json"
-        )
+        here = ("--db", f"{name}.db", "--data", ".", "--format", "json")
+        code, out, err = run("show", "--outcomes", job().cell[:8], *here)
         assert code == 0 and ("no labels: the outcomes are of other images or labels [" in err) == (name == "a")
         labels[name] = [row["label"] for row in json.loads(out)["outcomes"]]
     assert set(labels["a"]) == {None} and set(labels["b"]) == {0, 1, 2, 3}
@@ -329,17 +328,6 @@ def test_evaluations_of_two_models_are_no_row(place: Path) -> None:
         assert inputs.find_mixtures(store.database, lambda spec: {}) == expected
 
 
-def test_a_page_of_a_cell_that_was_deleted_goes(place: Path, run) -> None:
-    run("run", "suite", "own.yaml", "--jobs", "1", "--device", "cpu", "--data", ".")
-    (place / "site").mkdir()
-    (place / "site" / "mine.html").write_text("<p>not of fatbench</p>")
-    assert run("site", "own.yaml", "-o", "site")[0] == 0
-    (page,) = [file for file in (place / "site").glob("*.html") if file.name not in ("index.html", "mine.html")]
-    page.rename(place / "site" / "gone-paper.html")
-    assert run("site", "own.yaml", "-o", "site")[0] == 0
-    assert {file.name for file in (place / "site").glob("*.html")} == {"index.html", "mine.html", page.name}
-
-
 def test_images_of_another_cell_are_not_shown_as_a_cell_s_own(tmp_path: Path) -> None:
     import torch
 
@@ -357,8 +345,15 @@ def test_images_of_another_cell_are_not_shown_as_a_cell_s_own(tmp_path: Path) ->
         artifacts.load(mine, digest)
 
 
-def test_db_check_reads_the_files_that_it_names(place: Path, run) -> None:
+def test_check_reads_the_files_that_the_database_names_and_a_page_of_a_deleted_cell_goes(place: Path, run) -> None:
     run("run", "suite", "own.yaml", "--jobs", "1", "--device", "cpu", "--data", ".")
+    (place / "site").mkdir()
+    (place / "site" / "mine.html").write_text("<p>not of fatbench</p>")
+    assert run("site", "own.yaml", "-o", "site")[0] == 0
+    (page,) = [file for file in (place / "site").glob("*.html") if file.name not in ("index.html", "mine.html")]
+    page.rename(place / "site" / "gone-paper.html")
+    assert run("site", "own.yaml", "-o", "site")[0] == 0
+    assert {file.name for file in (place / "site").glob("*.html")} == {"index.html", "mine.html", page.name}
     assert run("check")[0] == 0
     (model,) = Path("results").rglob("model-*.safetensors")
     model.write_bytes(model.read_bytes()[:-4] + b"abcd")
@@ -378,23 +373,15 @@ def test_a_run_of_its_own_is_no_reason(place: Path) -> None:
 
 
 def test_weights_that_differ_end_the_stage_before_anything_is_written(place: Path) -> None:
-    from types import SimpleNamespace
-
-    from fatbench.runner.heartbeat import Heartbeat
-    from fatbench.runner.jobs import Turn
-    from fatbench.runner.stage import demand_same_inputs
-
     with Store.open(str(place / "r.db"), create=True) as store:
         assert work(job(), machine_of(place), store, stop=lambda: True) == "interrupted"
         first = store.runs()[0]["id"]
         turn = Turn(job(), store, place, lambda event: None, lambda: False, Heartbeat())
         with store.database.writing() as connection:
-            from fatbench.store.schema import RUNS
-
             extra = json.dumps({"weights": {"source": "timm's vit", "digest": "sha256:" + "1" * 64}})
             connection.execute(RUNS.update().where(RUNS.c.id == first).values(extra=extra))
         other = {"weights": {"source": "timm's vit", "digest": "sha256:" + "2" * 64}}
         with pytest.raises(MachineError, match=r"other initial weights of timm's vit .11111111., now .22222222."):
             demand_same_inputs(turn, first + 1, "train", other)
         demand_same_inputs(turn, first + 1, "train", {"weights": {**other["weights"], "digest": "sha256:" + "1" * 64}})
-        assert SimpleNamespace(**store.runs()[0]).status == "interrupted"
+        assert store.runs()[0]["status"] == "interrupted"

@@ -31,7 +31,7 @@ from fatbench.methods.algorithms.fedbn import normalisation
 from fatbench.methods.evasion import fgsm
 from fatbench.methods.knowing_adversaries import _best, _line_search
 from fatbench.methods.objectives import at, standard
-from fatbench.suite import calls
+from fatbench.suite import calls, signatures
 from fatbench.testing import equal, initial_state, local, rounds, small_problem
 
 H = torch.tensor([[1.0, 0.0], [3.0, 2.0], [2.0, 4.0]])
@@ -60,24 +60,20 @@ def under(how: str, others: Tensor, **settings: Any) -> Callable[[Tensor], Tenso
 
 def test_optimal_ipm_goes_as_far_as_the_aggregator_lets_it() -> None:
     """Under the mean the largest t of the grid; under the median of H every t >= 0 gives sqrt(1.25), so t is 0."""
-    one = torch.zeros(1, 2)
+    one, far = torch.zeros(1, 2), pytest.approx(math.sqrt(1.25))
     sent = ADVERSARIES["optimal_ipm"](one, H, under("uniform", H))
     torch.testing.assert_close(sent, torch.tensor([[-2000.0, -2000.0]]))
     median = under("coordinate_median", H)
     sent = ADVERSARIES["optimal_ipm"](one, H, median)
-    assert sent.tolist() == [[0, 0]] and float((median(sent) - 2).norm()) == pytest.approx(math.sqrt(1.25))
+    assert sent.tolist() == [[0, 0]] and float((median(sent) - 2).norm()) == far
     line = torch.arange(5.0).unsqueeze(1)
     sent = ADVERSARIES["optimal_ipm"](torch.zeros(2, 1), line, under("coordinate_median", line))
     assert float(under("coordinate_median", line)(sent)) == 1  # the mean is 2
-
-
-def test_optimal_alie_looks_on_either_side() -> None:
-    median = under("coordinate_median", H)
-    sent = ADVERSARIES["optimal_alie"](torch.zeros(1, 2), H, median)
-    assert float((median(sent) - 2).norm()) == pytest.approx(math.sqrt(1.25))
-    one = torch.tensor([[0.0], [0.0], [3.0]])  # mean 1; a median with an upload far up is 1.5, far down 0
-    sent = ADVERSARIES["optimal_alie"](torch.zeros(1, 1), one, under("coordinate_median", one))
-    assert sent.item() <= 0 and float(under("coordinate_median", one)(sent)) == 0
+    # ALIE looks on either side
+    assert float((median(ADVERSARIES["optimal_alie"](one, H, median)) - 2).norm()) == far
+    three = torch.tensor([[0.0], [0.0], [3.0]])  # mean 1; a median with an upload far up is 1.5, far down 0
+    sent = ADVERSARIES["optimal_alie"](torch.zeros(1, 1), three, under("coordinate_median", three))
+    assert sent.item() <= 0 and float(under("coordinate_median", three)(sent)) == 0
 
 
 def test_the_grid_finds_what_the_line_search_steps_over() -> None:
@@ -141,10 +137,13 @@ def test_fang_trimmed_lies_beyond_the_honest() -> None:
     assert float(own[:, 0].min()) >= -2 and float(own[:, 0].max()) <= -1  # 2 - U[3, 4] times 1
 
 
-def test_inject() -> None:
+def test_inject_agree_and_scaled_logits() -> None:
     update = torch.tensor([-1.0, 1.0])
     assert ADVERSARIES["inject"](update, 1, 4, rate=0.5).tolist() == [-2, 2]
     assert ADVERSARIES["inject"](update, 1, 4, rate=0.5, scale=False).tolist() == [-0.5, 0.5]
+    assert ADVERSARIES["agree"](torch.tensor([[0.0, 2.0], [2.0, 0.0]])).tolist() == [[1, 1], [1, 1]]
+    moved, broadcast, logits = torch.tensor([0.5, -1.0]), torch.tensor([1.0, 2.0]), torch.tensor([False, True])
+    assert ADVERSARIES["scale_logits"](moved, broadcast, logits, factor=10.0).tolist() == [0.5, 8]
 
 
 def test_within_honest() -> None:
@@ -155,14 +154,6 @@ def test_within_honest() -> None:
     assert torch.equal(ADVERSARIES["within_honest"](near, H), near)
     assert ADVERSARIES["within_honest"](near, H, stretch=True).tolist() == pytest.approx([2 + math.sqrt(5), 2])
     assert torch.equal(ADVERSARIES["within_honest"](H.mean(0), H, stretch=True), H.mean(0))
-
-
-def test_agree_and_scaled_logits() -> None:
-    assert ADVERSARIES["agree"](torch.tensor([[0.0, 2.0], [2.0, 0.0]])).tolist() == [[1, 1], [1, 1]]
-    sent = ADVERSARIES["scale_logits"](
-        torch.tensor([0.5, -1.0]), torch.tensor([1.0, 2.0]), torch.tensor([False, True]), factor=10.0
-    )
-    assert sent.tolist() == [0.5, 8]
 
 
 def test_aimed_takes_the_least_robust() -> None:
@@ -206,27 +197,20 @@ def test_the_line_search_is_byzfls_and_the_grid_misses_little(name: str, nnm: bo
         warnings.simplefilter("ignore")  # of packages that it imports
         byzfl = pytest.importorskip("byzfl")
     ours, theirs, their_settings = PAIRS[name]
-    how = (
-        {"how": "after", "pre": {"name": "nnm", "byzantine": 2}, "aggregator": {"name": name, **ours}}
-        if nnm
-        else {"how": name, **ours}
-    )
-    for seed in range(1):
-        others = torch.randn(9, 50, dtype=torch.float64, generator=generator(seed, "uploads")) + 0.3
-        server = under(others=others, **how)
-        two, mean = torch.zeros(2, 50, dtype=torch.float64), others.mean(0)
-        pre = [byzfl.NNM(2)] if nnm else []
-        rule = getattr(byzfl, theirs)(**their_settings)
-        for attack, kind in (
-            ("optimal_ipm", "Optimal_InnerProductManipulation"),
-            ("optimal_alie", "Optimal_ALittleIsEnough"),
-        ):
-            sent = ADVERSARIES[attack](two, others, server, search="byzfl")[0]
-            expected = getattr(byzfl, kind)(agg=rule, pre_agg_list=pre, f=2)(others.numpy())
-            numpy.testing.assert_allclose(sent, expected, rtol=1e-9, atol=1e-9)
-        grid = float((server(ADVERSARIES["optimal_ipm"](two, others, server)) - mean).norm())
-        fine = max(float((server((-t * mean).expand_as(two)) - mean).norm()) for t in torch.logspace(-2, 3, 60))
-        assert grid >= 0.9 * fine
+    how: dict[str, Any] = {"how": name, **ours}
+    if nnm:
+        how = {"how": "after", "pre": {"name": "nnm", "byzantine": 2}, "aggregator": {"name": name, **ours}}
+    others = torch.randn(9, 50, dtype=torch.float64, generator=generator(0, "uploads")) + 0.3
+    server = under(others=others, **how)
+    two, mean = torch.zeros(2, 50, dtype=torch.float64), others.mean(0)
+    rule = getattr(byzfl, theirs)(**their_settings)
+    for attack, kind in (("optimal_ipm", "InnerProductManipulation"), ("optimal_alie", "ALittleIsEnough")):
+        sent = ADVERSARIES[attack](two, others, server, search="byzfl")[0]
+        search = getattr(byzfl, f"Optimal_{kind}")(agg=rule, pre_agg_list=[byzfl.NNM(2)] if nnm else [], f=2)
+        numpy.testing.assert_allclose(sent, search(others.numpy()), rtol=1e-9, atol=1e-9)
+    grid = float((server(ADVERSARIES["optimal_ipm"](two, others, server)) - mean).norm())
+    fine = max(float((server((-t * mean).expand_as(two)) - mean).norm()) for t in torch.logspace(-2, 3, 60))
+    assert grid >= 0.9 * fine
 
 
 # --- what the engine offers ------------------------------------------------------------------------------------------
@@ -266,14 +250,8 @@ def test_asking_what_the_server_would_do_moves_nothing() -> None:
             aggregate(t * updates)
         return -updates
 
-    once, often = (
-        among(
-            small_problem("mlp", clients=5),
-            Malicious(2, functools.partial(asking, times=times)),
-            AGGREGATORS["centred_clipping"],
-        )
-        for times in (1, 20)
-    )
+    rule, on = AGGREGATORS["centred_clipping"], small_problem("mlp", clients=5)
+    once, often = (among(on, Malicious(2, functools.partial(asking, times=n)), rule) for n in (1, 20))
     assert equal([vars(result)["state"] for result in once], [vars(result)["state"] for result in often])
 
 
@@ -303,8 +281,7 @@ def test_algorithms_that_combine_by_themselves_say_so(algorithm: str) -> None:
         return -2 * updates
 
     liar = Malicious("1", curious)
-    network = "small_cnn"
-    on = replace(small_problem(network, clients=4, images_per_client=8), malicious=liar)
+    on = replace(small_problem("small_cnn", clients=4, images_per_client=8), malicious=liar)
     on = replace(on, held_out=(on.images[:8], on.labels[:8]))
     more: dict[str, Any] = {"aggregator": uniform}
     more |= {"server_lr": 0.5} if algorithm in ("scaffold", "fedgate") else {}
@@ -367,11 +344,10 @@ def test_clients_drawn_anew_and_honest_first_rounds() -> None:
     who = [liar.among(range(6), 0, t) for t in range(30)]
     assert not who[0] and all(len(one) == 2 for one in who[1:]) and len(set(who)) > 5 and liar.numbers == frozenset()
     honest, attacked = among(on, None), among(on, liar)
-    assert same(honest[0].state.model, attacked[0].state.model) and not same(
-        honest[1].state.model, attacked[1].state.model
-    )
-    numbers = rounds(replace(on, malicious=liar), functools.partial(
-        ALGORITHMS["fedavg"], rounds=2, aggregator=uniform, local=local()), malicious=liar)  # fmt: skip
+    equal_models = [same(a.state.model, b.state.model) for a, b in zip(honest, attacked, strict=True)]
+    assert equal_models == [True, False]
+    rule = functools.partial(ALGORITHMS["fedavg"], rounds=2, aggregator=uniform, local=local())
+    numbers = rounds(replace(on, malicious=liar), rule, malicious=liar)
     assert [one["malicious", -1] for _, one in numbers] == [0, 2]
 
 
@@ -426,17 +402,13 @@ def test_robust_accuracy_is_that_of_the_next_model_on_their_images() -> None:
         train_cohort(shards_of_all, {"w": torch.zeros(1)}, [0, 1], 0, local())
 
 
-def test_a_module_that_remembers_is_found_out(tmp_path: Any) -> None:
+def test_a_module_that_remembers_is_found_out(tmp_path: Any, own_plugins: None) -> None:
     """Under the plug-in's own aggregator, training that is cut in two ends elsewhere."""
-    from fatbench.suite import signatures
 
     (tmp_path / "mine.py").write_text(
         "SEEN = []\n\n\ndef hoarding(updates):\n    SEEN.append(updates.mean())\n"
         "    return updates * -sum(SEEN[-2:]).sign()\n\n\nADVERSARIES = {'hoarding': hoarding}\n"
     )
     signatures.add_plugin(tmp_path / "mine.py")
-    try:
-        with pytest.raises(testing.Broken, match=r"after an interruption in round \d training ends elsewhere"):
-            testing.its_training_resumes_with_the_same_bytes("Adversary", "hoarding")
-    finally:
-        signatures.drop_plugins([tmp_path / "mine.py"])
+    with pytest.raises(testing.Broken, match=r"after an interruption in round \d training ends elsewhere"):
+        testing.its_training_resumes_with_the_same_bytes("Adversary", "hoarding")
