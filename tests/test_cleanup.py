@@ -8,6 +8,7 @@ import re
 import sqlite3
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -57,8 +58,7 @@ def test_a_deleted_cell_leaves_nothing_and_its_replicates_go_with_it(store: Stor
 
 def test_a_replicate_is_deleted_alone(store: Store) -> None:
     assert cleanup.delete_cell(store, f"{A}~1")["cells"] == 1
-    assert sorted(store.cells()) == [A, B]
-    assert "3 cells" not in whole(store)
+    assert sorted(store.cells()) == [A, B] and "3 cells" not in whole(store)
 
 
 @pytest.mark.promise("Input", "`delete` refuses a cell that a process works on")
@@ -86,10 +86,8 @@ def test_files_that_no_cell_needs(store: Store, tmp_path: Path) -> None:
     named = ("state-000004.safetensors", "model-1.safetensors", "artifacts/round-1.safetensors")
     kept = [put(files / B / name) for name in (*named, "log.txt", "mine.txt")]
     kept += [put(files / "notes" / "x.safetensors"), put(files / "readme.txt")]
-    gone = [
-        put(files / B / name)
-        for name in ("model-2.safetensors", "artifacts/round-2.safetensors", "state-000003.safetensors.99.tmp")
-    ]
+    unnamed = ("model-2.safetensors", "artifacts/round-2.safetensors", "state-000003.safetensors.99.tmp")
+    gone = [put(files / B / name) for name in unnamed]
     kept += [put(files / B / "model-3.safetensors", age=5), put(files / ("d" * 12) / "model-1.safetensors", age=5)]
     put(files / C / "model-1.safetensors")
     found = dict(cleanup.unneeded_files(store, files))
@@ -109,54 +107,52 @@ def test_files_of_a_cell_that_is_worked_on_stay(store: Store, tmp_path: Path) ->
     assert len(list(cleanup.unneeded_files(store, tmp_path))) == 1
 
 
-def test_a_folder_serves_one_database(tmp_path: Path) -> None:
+@pytest.fixture
+def two(tmp_path: Path) -> Iterator[tuple[Store, Store]]:
+    with ExitStack() as stack:
+        yield tuple(
+            stack.enter_context(Store.open(str(tmp_path / f"{name}.db"), create=True)) for name in ("one", "two")
+        )
+
+
+def test_a_folder_serves_one_database(two: tuple[Store, Store], tmp_path: Path) -> None:
     """The first claims it; another is refused, whatever it wants there; a copy of the first is the first."""
-    files = tmp_path / "files"
-    with (
-        Store.open(str(tmp_path / "one.db"), create=True) as one,
-        Store.open(str(tmp_path / "two.db"), create=True) as two,
-    ):
-        assert not folder.belongs(one, files)
-        folder.claim(one, files)
-        folder.claim(one, files)
-        assert folder.belongs(one, files)
-        for ask in (folder.claim, folder.belongs):
-            with pytest.raises(
-                SpecError, match=r"holds the checkpoints of another database \(.*one\.db\), not of .*two\.db"
-            ):
-                ask(two, files)
-        cleanup.backup(one, tmp_path / "copy.db")
+    files, (one, other) = tmp_path / "files", two
+    assert not folder.belongs(one, files)
+    folder.claim(one, files)
+    folder.claim(one, files)
+    assert folder.belongs(one, files)
+    said = r"holds the checkpoints of another database \(.*one\.db\), not of .*two\.db"
+    for ask in (folder.claim, folder.belongs):
+        with pytest.raises(SpecError, match=said):
+            ask(other, files)
+    cleanup.backup(one, tmp_path / "copy.db")
+    one.close()
     with Store.open(str(tmp_path / "copy.db")) as copy:
         assert folder.belongs(copy, files)
     (tmp_path / "one.db").unlink()
-    with (
-        Store.open(str(tmp_path / "one.db"), create=True) as again,
-        pytest.raises(SpecError, match=r"of an earlier .*one\.db: remove the folder to start afresh"),
-    ):
+    said = r"of an earlier .*one\.db: remove the folder to start afresh"
+    with Store.open(str(tmp_path / "one.db"), create=True) as again, pytest.raises(SpecError, match=said):
         folder.claim(again, files)
 
 
-def test_of_two_that_claim_a_folder_at_once_one_gets_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_two_that_claim_a_folder_at_once_one_gets_it(two, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both look, both find no owner, both write. The second gets the ordinary message, and the first keeps its mark."""
-    files, link = tmp_path / "files", os.link
-    with (
-        Store.open(str(tmp_path / "one.db"), create=True) as one,
-        Store.open(str(tmp_path / "two.db"), create=True) as two,
-    ):
+    files, link, (one, other) = tmp_path / "files", os.link, two
 
-        def slow(part: Path, file: Path) -> None:
-            file.write_bytes(mark)  # another process's
-            link(part, file)
+    def slow(part: Path, file: Path) -> None:
+        file.write_bytes(mark)  # another process's
+        link(part, file)
 
-        folder.claim(one, tmp_path / "other")
-        mark = (tmp_path / "other" / folder.MARK).read_bytes()
-        monkeypatch.setattr(os, "link", slow)
-        with pytest.raises(SpecError, match=r"another database \(.*one\.db\), not of .*two\.db"):
-            folder.claim(two, files)
-        assert folder.belongs(one, files) and os.listdir(files) == [folder.MARK]
-        (files / folder.MARK).unlink()
-        folder.claim(one, files)  # one database, two runs: both have it
-        assert folder.belongs(one, files)
+    folder.claim(one, tmp_path / "other")
+    mark = (tmp_path / "other" / folder.MARK).read_bytes()
+    monkeypatch.setattr(os, "link", slow)
+    with pytest.raises(SpecError, match=r"another database \(.*one\.db\), not of .*two\.db"):
+        folder.claim(other, files)
+    assert folder.belongs(one, files) and os.listdir(files) == [folder.MARK]
+    (files / folder.MARK).unlink()
+    folder.claim(one, files)  # one database, two runs: both have it
+    assert folder.belongs(one, files)
 
 
 def test_no_database_is_made_that_would_not_get_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -280,10 +276,8 @@ def test_the_commands_of_the_page_about_results(tmp_path: Path, monkeypatch: pyt
     assert not (tmp_path / "base-files" / id).exists() and not (tmp_path / "base-files" / C).exists()
     assert "2 cells" in said["fatbench check --db copy.db"]
     code, message = fuzzing.program("delete", id)
-    assert (code, message) == (
-        3,
-        f"fatbench: no cell '{id}' in base.db (fatbench status NAME lists the cells; --db names another database)\n",
-    )
+    advice = "(fatbench status NAME lists the cells; --db names another database)"
+    assert (code, message) == (3, f"fatbench: no cell '{id}' in base.db {advice}\n")
     assert fuzzing.program("delete", "a")[0] == 2
     assert fuzzing.program("delete", "--unused", "--db", "no.db")[0] == 4
 

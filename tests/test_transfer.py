@@ -20,12 +20,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from crew import forget_plugins
+from small import small
 
 import fatbench
+from fatbench.engine.rounds import Problem
 from fatbench.errors import SpecError
 from fatbench.report import build_figures, build_tables
-from fatbench.runner import versions
+from fatbench.runner import checkpoints, transfer, versions
 from fatbench.runner.jobs import Event, Machine, Recovery
 from fatbench.runner.start import jobs_of
 from fatbench.runner.worker import work
@@ -33,6 +36,7 @@ from fatbench.store.numbers import remove
 from fatbench.store.schema import OUTCOME_CHUNKS, ROUND_METRICS, STAGES
 from fatbench.store.stages import Store
 from fatbench.suite import files, plugins, signatures
+from fatbench.suite.cells import TransferOrigin
 
 MATRIX = {  # judged on -> computed on -> which of the images a, b, c, d are classified right
     "Left": {"Left": "0110", "Right": "1111", "Both": "0110"},
@@ -95,35 +99,17 @@ DATASETS = {"two_pixels": DataEntry(two_pixels, images=Images(4, 4, 2, 2, 1))}
 MODELS = {"looks": ModelEntry(looks, parameters=two)}
 ALGORITHMS = {"still": AlgorithmEntry(still, work=nothing)}
 '''
-SUITE = """
-name: moved
-title: Who is fooled by what fools whom
-plugins: [looking.py]
-seeds: [3]
-base:
-  data: two_pixels
-  partition: {name: iid, clients: 2}
-  algorithm: {name: still, rounds: 1, local: {batch: 4, lr: 0.1, objective: {name: standard}}}
-axes:
-  method:
-    Left: {model: {name: looks, left: 1}}
-    Right: {model: {name: looks, right: 1}}
-    Both: {model: {name: looks, left: 1, right: 1}}
-evaluate:
-  batch: 3
-  attacks:
-    natural: natural
-    fgsm: {name: fgsm, eps: 0.2}
-  transfer:
-    moved: {attack: fgsm, axis: method}
-    among: {attack: fgsm, clients: 2}
-presets: {paper: {}}
-tables:
-  - {id: A, title: Judged on, rows: [method], values: {FGSM: fgsm, "from": moved}}
-figures:
-  - {id: M, title: Moved, kind: matrix, lines: [method], series: {"from": moved}}
-  - {id: C, title: Clients, kind: matrix, panels: [method], series: {"from": "among[*]"}}
-"""
+METHODS = "Left: {model: {name: looks, left: 1}}, Right: {model: {name: looks, right: 1}}"
+SUITE = small(
+    'figures: [{id: M, title: Moved, kind: matrix, lines: [method], series: {"from": moved}},\n'
+    '  {id: C, title: Clients, kind: matrix, panels: [method], series: {"from": "among[*]"}}]\n',
+    name="moved", plugins="[looking.py]", seeds="[3]", data="two_pixels", train="", test="", model="",
+    algorithm="{name: still, rounds: 1, local: {batch: 4, lr: 0.1, objective: standard}}",
+    axes=f"{{method: {{{METHODS}, Both: {{model: {{name: looks, left: 1, right: 1}}}}}}}}",
+    evaluate="{batch: 3, attacks: {natural: natural, fgsm: {name: fgsm, eps: 0.2}},"
+    " transfer: {moved: {attack: fgsm, axis: method}, among: {attack: fgsm, clients: 2}}}",
+    tables='[{id: A, title: Judged on, rows: [method], values: {FGSM: fgsm, "from": moved}}]',
+)  # fmt: skip
 
 
 @pytest.fixture
@@ -232,25 +218,17 @@ def test_a_stage_goes_on_where_it_was_stopped_and_begins_again_for_another_model
         assert work(moved, machine(place), store, events.append) == "done" and len(events) == 3
         # ... and done again where they are not: their beginning may be about another model
         with store.database.writing() as connection:
-            here = STAGES.c.stage == stage
+            here, chunks = STAGES.c.stage == stage, OUTCOME_CHUNKS.c.stage == stage
             connection.execute(STAGES.update().where(here).values(record="{}", status="interrupted", round=3))
-            connection.execute(
-                OUTCOME_CHUNKS.delete().where(OUTCOME_CHUNKS.c.stage == stage, OUTCOME_CHUNKS.c.start == 3)
-            )
-            connection.execute(
-                OUTCOME_CHUNKS.update().where(OUTCOME_CHUNKS.c.stage == stage).values(bits=bytes([0b10000000]))
-            )
+            connection.execute(OUTCOME_CHUNKS.delete().where(chunks, OUTCOME_CHUNKS.c.start == 3))
+            connection.execute(OUTCOME_CHUNKS.update().where(chunks).values(bits=bytes([0b10000000])))
             remove(connection, ROUND_METRICS.c.stage == stage)
         assert work(moved, machine(place), store) == "done"
         assert bits(store, left.cell) == {"moved_both": MATRIX["Left"]["Both"]}
         assert store.stages([left.cell])[left.cell, stage].record == finished.record
         # the other cell has another model by now, which looks at nothing: its attack moves nothing
-        from fatbench.runner import checkpoints
-
         row = store.stages([both.cell])[both.cell, "train"]
         file = checkpoints.model_file(1)
-        import torch
-
         header = {"cell": both.cell, "round": "1"}
         new = checkpoints.save_model(place / "files" / both.cell / file, {"at": torch.zeros(2)}, {}, **header)
         made_by = {"plugins": plugins.records(plugins.used(both.spec))}
@@ -306,12 +284,6 @@ def test_a_cell_that_was_trained_before_clients_were_asked_for_says_what_to_do(p
 
 
 def test_a_personal_model_meets_the_one_of_the_same_client(place):
-    import torch
-
-    from fatbench.engine.rounds import Problem
-    from fatbench.runner import transfer
-    from fatbench.suite.cells import TransferOrigin
-
     problem = Problem(torch.nn.Identity(), *[torch.empty(0)] * 2, [], 2, 0, torch.device("cpu"))
     there = transfer.TrainedModel("b", 1, "model", None)
 
