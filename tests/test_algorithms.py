@@ -6,8 +6,10 @@ tau SGD steps of rate lr from theta end at a_k + (1 - lr)^tau (theta - a_k).
 
 from __future__ import annotations
 
+import copy
 import functools
 import gc
+import warnings
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -17,11 +19,15 @@ import torch
 from algorithm_runs import nested, same
 from members import refusals
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
 from fatbench.engine.local import LocalTraining
+from fatbench.engine.malicious import Malicious
 from fatbench.engine.rounds import Problem, Round, State, Update
-from fatbench.methods import aggregators, objectives
+from fatbench.methods import aggregators, objectives, preaggregators
+from fatbench.methods.adversaries import ADVERSARIES
 from fatbench.methods.algorithms import ALGORITHMS
+from fatbench.methods.algorithms.fedsgd import epoch_batches
 from fatbench.suite import signatures
 
 TARGETS = [[51, 102], [204, 0], [255, 153]]  # a_k in 1/255
@@ -356,6 +362,56 @@ def test_dsgd_follows_the_algorithm_box(rounds, steps):
     kept = torch.stack([last.state.clients[k]["momentum"]["w"] for k in range(3)])
     torch.testing.assert_close(kept, m, atol=1e-6, rtol=1e-5)  # it is read off an update, which is rounded
     assert last.cost.gradient_steps == 3 * steps
+
+
+def test_dsgd_is_byzfls(monkeypatch):
+    """ByzFL's clients, server and optimal IPM, on our batches: clipping and NNM before the trimmed mean, four steps."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what it needs warns as it is imported
+        byzfl = pytest.importorskip("byzfl")
+    draws = torch.Generator().manual_seed(0)
+    images = torch.randint(0, 256, (51, 1, 2, 2), dtype=torch.uint8, generator=draws)
+    labels = torch.randint(0, 3, (51,), generator=draws)
+    shards = [torch.tensor([50]), *torch.arange(50).split(10)]
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(4, 3))
+    monkeypatch.setattr(byzfl.fed_framework.models, "ours", lambda: copy.deepcopy(model), raising=False)
+    common = {"model_name": "ours", "device": "cpu", "learning_rate": 0.1, "weight_decay": 0.01, "milestones": [],
+              "learning_rate_decay": 1.0, "optimizer_name": "SGD"}  # fmt: skip
+    rule = {"aggregator_info": {"name": "TrMean", "parameters": {"f": 1}}}
+    rule["pre_agg_list"] = [{"name": "Clipping", "parameters": {"c": 0.5}}, {"name": "NNM", "parameters": {"f": 1}}]
+    server = byzfl.Server({**common, **rule, "test_loader": DataLoader([0])})
+    attack = {"name": "Optimal_InnerProductManipulation", "f": 1, "parameters": {**rule, "f": 1}}
+    malicious = byzfl.ByzantineClient(attack)
+
+    on = Problem(model, images, labels, shards, 3, 0, torch.device("cpu"), path="reference",
+                 malicious=Malicious(1, functools.partial(ADVERSARIES["optimal_ipm"], search="byzfl")))  # fmt: skip
+    batches = {k: [b for epoch in range(2) for b in epoch_batches(on, k, epoch, 5)] for k in range(1, 6)}
+    clients = [
+        byzfl.Client({**common, "loss_name": "CrossEntropyLoss", "LabelFlipping": False, "nb_labels": 3,
+                      "momentum": 0.9, "store_per_client_metrics": False, "training_dataloader":
+                      DataLoader([(images[b] / 255, labels[b]) for b in batches[k]], batch_size=None)})
+        for k in batches
+    ]  # fmt: skip
+    for _ in range(4):
+        for client in clients:
+            client.set_model_state(server.get_dict_parameters())
+            client.compute_gradients()
+        honest = [client.get_flat_gradients_with_momentum() for client in clients]
+        server.update_model_with_gradients(honest + malicious.apply_attack(honest))
+
+    steps = {"clip": {"radius": 0.05}, "nnm": {"byzantine": 1}}
+    chained = aggregator("trimmed_mean", byzantine=1)
+    for pre in ("nnm", "clip"):
+        chained = functools.partial(
+            preaggregators.after, aggregator=chained,
+            pre=functools.partial(preaggregators.PREAGGREGATORS[pre], **steps[pre]),
+        )  # fmt: skip
+    start = State(0, {name: value.clone() for name, value in model.state_dict().items()})
+    box = functools.partial(ALGORITHMS["dsgd"], on, start, rounds=1, steps=4, batch=5, lr=0.1, momentum=0.9)
+    (last,) = box(weight_decay=0.01, objective=objectives.standard, aggregator=chained)
+    for name, value in server.get_dict_parameters().items():
+        torch.testing.assert_close(last.state.model[name], value, atol=1e-6, rtol=1e-5)
 
 
 def test_dsgd_takes_every_image_once_an_epoch():

@@ -135,6 +135,17 @@ def counted(spec: Spec, root: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Co
         ("april-masks", "gradient_inversion", {"inversion": {"name": "april_opt", "steps": 3}, "observed_rounds": 2}),
         ("privacy-updates", "gradient_inversion", {"inversion": {"name": "matching", "steps": 3}}),
         ("april-learning", "fedsgd", {}),
+        (
+            "april-learning",
+            "fedsgd",
+            {
+                "name": "dsgd",
+                "aggregator": {"name": "uniform"},
+                "momentum": 0.9,
+                "steps": 3,
+                **dict.fromkeys(("defence", "optimizer", "count", "sampling", "delta")),
+            },
+        ),
         ("fedvkd-cifar10", "fedvkd", {}),
         ("fedvkd-cifar10", "fedgkt", {}),
         ("fedvkd-cifar10", "fedaux", {"pretrain_epochs": 1}),

@@ -19,6 +19,7 @@ images in a new order in each epoch; the last batch of one may have fewer.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
@@ -106,9 +107,9 @@ def _gradient(theta: Tensors, sent: Tensors, lr: float, names: Sequence[str]) ->
 def work(
     cell: Facts, *, rounds: int, batch: int, steps: int, objective: Objective, aggregator: Aggregator, momentum: float
 ) -> Work:
-    """A batch's gradient of each client in a step; the momentum of each is stored."""
+    """A batch's gradient of each client in a step, of average size; the momentum of each is stored."""
     taken, each = rounds * steps, passes(objective)
-    images = taken * cell.cohort * min(batch, cell.client_images)
+    images = taken * cell.cohort * cell.client_images / math.ceil(cell.client_images / batch)
     computed = Work(taken * cell.cohort, images * each.forward, images * each.backward)
     return computed + models_cross(cell, taken) + Work(disk=cell.size * (1 + (momentum > 0) * cell.cohort))
 
