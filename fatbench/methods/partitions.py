@@ -398,8 +398,8 @@ def similarity(
     example, and every example is dealt. The first `outsiders` clients hold one example each, drawn at random: malicious
     clients that have no data of their own, beside whom the others share what they would share alone.
 
-    Source: Karimireddy et al. 2020, section 7 ("s % similar"); ByzFL's gamma similarity. Raises ValueError for more
-    clients than examples, or for none that is no outsider.
+    Source: Karimireddy et al. 2020, section 7 ("s % similar"); the gamma similarity of González et al. 2025 (ByzFL).
+    Raises ValueError for more clients than examples, or for none that is no outsider.
     """
     if outsiders >= clients:
         raise ValueError(f"similarity: {outsiders} outsiders of {clients} clients: at least one is none")
@@ -441,6 +441,9 @@ PARTITIONS: dict[str, Callable[..., Shards]] = {
         group_skew, refuse=(one_class_and_client_each,), example={"groups": 2}, cites=("fang2020", "tao2022")
     ),
     "similarity": PartitionEntry(
-        similarity, refuse=(outsiders_beside_others,), example={"similarity": 0.5}, cites=("karimireddy2020",)
+        similarity,
+        refuse=(outsiders_beside_others,),
+        example={"similarity": 0.5},
+        cites=("gonzalez2025", "karimireddy2020"),
     ),
 }
