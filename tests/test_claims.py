@@ -491,7 +491,8 @@ def test_pilots_of_the_task() -> None:
 
     pooled, linear = (accuracy("fmnist8", method, "autoattack", 12) for method in ("pooled", "linear"))
     fat = accuracy("fmnist8", "FAT", "autoattack", 12)
-    assert f"pooled has {pooled} % under AutoAttack, FAT {fat} %, linear {linear} %." in text
+    assert f"at 8/255 it was {pooled} against {fat} % (one seed)." in text
+    assert f"at 8/255 linear has {linear} % under AutoAttack." in text
     assert float(pooled) - float(linear) < 15
     long, large = accuracy("fmnist25-long", "linear", "exact", 40), accuracy("fmnist25-large", "linear", "exact", 12)
     assert f"exact {long} % (40 rounds), {large} % (20,000 images)" in text
