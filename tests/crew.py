@@ -122,6 +122,11 @@ def ignore(slot: int, event: Event) -> None:
     pass
 
 
+def with_model(job: Job, **model: Any) -> Job:
+    """The cell with another network."""
+    return replace(job, cell=model["name"], spec={**job.spec, "model": model})
+
+
 def diverging(job: Job, cell: str = "wild") -> Job:
     spec = copy.deepcopy(job.spec)
     spec["algorithm"]["local"]["lr"] = 1e30

@@ -23,6 +23,7 @@ import numpy as np
 import pytest
 import torch
 from pandas import DataFrame
+from stored import claimed, finished
 
 from fatbench import settings, testing
 from fatbench.data import DATASETS, common, decoded, own
@@ -61,12 +62,18 @@ def peak(act: Callable[[], object]) -> float:
 
 def numbered(store: Store, rounds: int, clients: int) -> int:
     """The run of a cell that has a number of each client in each round."""
-    store.add_cell("a", {"seed": 0})
-    run = store.claim("a", "train", suite="s", total=rounds, provenance={})
-    assert run is not None
+    run = claimed(store, "a", "train", total=rounds, spec={"seed": 0})
     for t in range(1, rounds + 1):
         store.commit(run, numbers=[Number("loss", k / t, t, 1, k) for k in range(clients)], round=t)
     return run
+
+
+def read_whole(store: Store) -> int:
+    """How many numbers cell a's first stage has, of which nothing is wrong."""
+    with store.database.reading() as connection:
+        cell, *_ = cell_records.read(connection, [*store.cells()])
+    assert not list(problems(cell))
+    return len(cell.stages[0].rows)
 
 
 def test_the_end_of_a_stage_streams(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,9 +81,7 @@ def test_the_end_of_a_stage_streams(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         run = numbered(store, 20, 500)
         last = [Number("accuracy", 0.5, 20)]
         assert peak(lambda: store.finish(run, last, round=20)) < 5  # 20 MB for all
-        with store.database.reading() as connection:
-            (cell,) = cell_records.read(connection, ["a"])
-        assert len(cell.stages[0].rows) == 10_001 and not list(problems(cell))
+        assert read_whole(store) == 10_001
         stream = io.StringIO()
         assert peak(lambda: jsonl.export(store, stream)) < 9
     file = tmp_path / "a.jsonl"
@@ -93,10 +98,7 @@ def test_cells_are_read_one_at_a_time(tmp_path: Path) -> None:
     """For `db check`, which asks for a hundred."""
     with Store.open(str(tmp_path / "a.db"), create=True) as store:
         for cell in "abcdefgh":
-            store.add_cell(cell, {"seed": 0})
-            run = store.claim(cell, "train", suite="s", total=1, provenance={})
-            assert run is not None
-            store.finish(run, [Number("loss", k / 3, 1, 1, k) for k in range(400)], round=1)
+            finished(store, cell, "train", [Number("loss", k / 3, 1, 1, k) for k in range(400)], spec={"seed": 0})
         with store.database.reading() as connection:
             lines = partial(cell_records.read, connection)
             few, many = (peak(lambda n=n: [None for _ in lines([*"abcdefgh"[:n]])]) for n in (2, 8))
@@ -111,9 +113,7 @@ def test_what_is_here_is_known_and_not_taken_in(store: Store, tmp_path: Path, mo
     known = {"cells": 1, "numbers already here": 6, "new numbers": 0, "new replicates": 0}
     assert len(jsonl.check(store, file).known) == 1 and known.items() <= jsonl.import_(store, file).items()
     with Store.open(str(tmp_path / "other.db"), create=True) as other:
-        other.add_cell("a", {"seed": 0})
-        run = other.claim("a", "train", suite="s", total=3, provenance={})
-        assert run is not None
+        run = claimed(other, "a", "train", total=3, spec={"seed": 0})
         other.commit(run, numbers=[Number("loss", 7.0, 1, 1, 0)], round=1)
         assert jsonl.import_(other, file)["new replicates"] == 1
         assert len(jsonl.check(other, file).known) == 1 and known.items() <= jsonl.import_(other, file).items()
@@ -133,17 +133,12 @@ def test_others_write_while_a_digest_is_made(store: Store, monkeypatch: pytest.M
 
     monkeypatch.setattr(cell_records, "begin_sealing", other)
     store.finish(run, [Number("accuracy", 0.5, 3)], round=3)
-    assert set(store.cells()) == {"a", "b"}
-    with store.database.reading() as connection:
-        (cell, _) = cell_records.read(connection, ["a", "b"])
-    assert not list(problems(cell))
+    assert set(store.cells()) == {"a", "b"} and read_whole(store) == 7
 
 
 def test_a_stage_without_last_numbers_is_read_before(store: Store) -> None:
     store.finish(numbered(store, 3, 2), round=3)
-    with store.database.reading() as connection:
-        (cell,) = cell_records.read(connection, ["a"])
-    assert len(cell.stages[0].rows) == 6 and not list(problems(cell))
+    assert read_whole(store) == 6
 
 
 # --- images of files ---------------------------------------------------------------------------------------------
@@ -253,20 +248,18 @@ def test_what_was_not_used_for_a_month_goes_when_something_is_added(images: Path
 def test_an_array_is_found_by_what_its_files_hold(images: Path, decodings: list[Path]) -> None:
     """A file that is replaced by another of its time and size is decoded anew; one with another name only is not."""
     before, count = read_folder(images), len(decodings)
-    one, other = sorted((images / "train").glob("*/*"))[:2]
-    padded = [file.read_bytes() for file in (one, other)]
-    longest = max(map(len, padded))
-    for file, data in zip((one, other), padded, strict=True):
-        file.write_bytes(data + bytes(longest - len(data)))
-        os.utime(file, (0, 0))
-    same = read_folder(images)
+    files = sorted((images / "train").glob("*/*"))[:2]
+    contents = [file.read_bytes() for file in files]
+
+    def written(contents: list[bytes]) -> Any:
+        for file, data in zip(files, contents, strict=True):
+            file.write_bytes(data.ljust(max(map(len, contents)), b"\0"))
+            os.utime(file, (0, 0))
+        return read_folder(images)
+
+    same = written(contents)
     assert (same.train_images == before.train_images).all() and len(decodings) == 2 * count
-    first, second = one.read_bytes(), other.read_bytes()
-    one.write_bytes(second)
-    other.write_bytes(first)
-    for file in (one, other):
-        os.utime(file, (0, 0))
-    changed = read_folder(images)
+    changed = written(contents[::-1])
     assert not (changed.train_images == before.train_images).all() and changed.fingerprint != same.fingerprint
 
 
@@ -285,10 +278,9 @@ def test_all_damaged_files_are_named_before_any_is_decoded(images: Path, decodin
     files[60].write_bytes(b"text")
     with pytest.raises(common.DamagedData, match="not an image") as refused:
         read_folder(images)
-    assert (
-        all(str(files[i]) in str(refused.value) for i in (3, 50, 60)) and str(refused.value).count("not an image") == 3
-    )
-    assert len([file for file in decodings if file not in files]) == 0
+    said = str(refused.value)
+    assert all(str(files[i]) in said for i in (3, 50, 60)) and said.count("not an image") == 3
+    assert not {*decodings} - {*files}
 
 
 def test_what_ends_decoding_ends_it_soon(images: Path, decodings: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -315,9 +307,7 @@ def test_what_ends_decoding_ends_it_soon(images: Path, decodings: list[Path], mo
     assert not list((settings.cache_folder() / "decoded").glob(".decoding-*"))
 
 
-def test_without_room_in_the_cache_images_are_decoded_into_memory(
-    images: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_room_in_the_cache_images_are_in_memory(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -401,12 +391,8 @@ def test_a_state_is_written_as_safetensors_writes_it_and_not_copied(tmp_path: Pa
 
     kinds = ("int64", "float64", "float32", "int32", "bfloat16", "float16", "int16", "int8", "uint8", "bool")
     tensors = {f"{name}/~0 ö{i}": torch.arange(i + 3).to(getattr(torch, name)) for i, name in enumerate(kinds)}
-    tensors |= {
-        "b/": torch.empty(0),
-        "a": torch.tensor(1.5),
-        "t": torch.arange(6.0).reshape(2, 3).t(),
-        "z": torch.ones(1),
-    }
+    tensors |= {"b/": torch.empty(0), "a": torch.tensor(1.5), "z": torch.ones(1)}
+    tensors["t"] = torch.arange(6.0).reshape(2, 3).t()
     header = {"cell": "ü", "round": 3}
     checkpoints._write(tmp_path / "s", tensors, header)
     known = {name: value.contiguous() for name, value in tensors.items()}
@@ -429,14 +415,10 @@ def test_lines_of_many_clients_are_quantiles() -> None:
     line = series.Line({}, "loss", Source.parse("train:loss[*]"), None, [], 2, ("a", "b"))
     numbers = DataFrame(rows, columns=series.COLUMNS)
     lines = list(series._lines(line, numbers))
-    assert [line.heading for line in lines] == [
-        f"loss, {name} of 61 clients" for name in ("least", "25 %", "median", "75 %", "largest")
-    ]
+    names = ("least", "25 %", "median", "75 %", "largest")
+    assert [line.heading for line in lines] == [f"loss, {name} of 61 clients" for name in names]
     assert [line.points[0].mean for line in lines] == [1.0, 16.0, 31.0, 46.0, 61.0]
     assert len(list(series._lines(line, numbers[numbers["client"] < 49]))) == 49
-
-
-# --- many clients in views ---------------------------------------------------------------------------------------
 
 
 # --- memory ------------------------------------------------------------------------------------------------------
@@ -482,9 +464,7 @@ def test_models_of_clients_and_their_own_images_count_in_a_plan() -> None:
     assert held.forward == one.forward + 2 * 2 * 100
 
 
-def test_memory_that_a_data_set_takes_is_named_and_not_tried_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_memory_that_a_data_set_takes_is_named_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(root: Path, *, variant: str | None = None) -> None:
         raise MemoryError("Unable to allocate 1.40 GiB")
 

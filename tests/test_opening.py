@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import insert, text, update
 from sqlalchemy.exc import DBAPIError
-from test_store import CELL, SPEC, _fill, claim, row, taken
+from test_store import CELL, SPEC, claim, row, taken
 from users import ANN, NOBODY, done_as
 
 from fatbench.engine.rounds import Number
@@ -76,11 +76,9 @@ def test_files_of_others(tmp_path: Path, create: bool) -> None:
     refused(DatabaseError, tmp_path, "{} is a folder, not a fatbench database", create=create)
     for statement in ("CREATE TABLE cells(id)", "PRAGMA application_id = 42"):
         other = tmp_path / f"{len(statement)}.db"
-        connection = sqlite3.connect(other)
-        connection.execute("CREATE TABLE t(x)")
-        connection.execute(statement)
-        connection.commit()
-        connection.close()
+        with closing(sqlite3.connect(other)) as connection, connection:
+            connection.execute("CREATE TABLE t(x)")
+            connection.execute(statement)
         before = other.read_bytes()
         refused(DatabaseError, other, "{} is not a fatbench database", create=create)
         assert other.read_bytes() == before
@@ -107,7 +105,10 @@ def test_a_database_of_another_schema_is_refused(number: str, store: Store, url:
 def test_a_damaged_file(tmp_path: Path) -> None:
     path = tmp_path / "x.db"
     with Store.open(str(path), create=True) as store:
-        _fill(store, 200, 5)
+        store.add_cells({f"{i:012x}": SPEC for i in range(200)})
+        store.finish(
+            taken(store, cell=f"{7:012x}"), [Number("loss", i / 16, i // 40 + 1, client=i % 40) for i in range(1000)]
+        )
     content = bytearray(path.read_bytes())
     for page in range(2, len(content) // 4096 - 1):
         content[page * 4096 : page * 4096 + 100] = b"\xaa" * 100
@@ -125,13 +126,11 @@ def test_check_names_what_does_not_belong(tmp_path: Path) -> None:
         store.add_cell(CELL, SPEC)
         run = taken(store, "pgd20@3")
         store.commit(run, round=8, outcomes=(0, 8, b"\xff"))
-    connection = sqlite3.connect(path)
-    connection.execute("UPDATE outcome_chunks SET start = 4")
-    connection.execute("INSERT INTO round_metrics VALUES (7, 'nobody', 'train', 1, 'loss', ?, '')", (run,))
-    connection.execute("INSERT INTO numbers VALUES (8, -1, 1.0, 0)")
-    connection.execute("ALTER TABLE runs DROP COLUMN log")
-    connection.commit()
-    connection.close()
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("UPDATE outcome_chunks SET start = 4")
+        connection.execute("INSERT INTO round_metrics VALUES (7, 'nobody', 'train', 1, 'loss', ?, '')", (run,))
+        connection.execute("INSERT INTO numbers VALUES (8, -1, 1.0, 0)")
+        connection.execute("ALTER TABLE runs DROP COLUMN log")
     with pytest.raises(DatabaseError, match="is damaged: ") as caught:
         check(str(path))
     message = str(caught.value)
@@ -340,11 +339,8 @@ def test_a_full_disk(tmp_path: Path) -> None:
                     store.commit(run, numbers=numbers, round=round, checkpoint=f"state-{round}")
                     done = round
             assert done > 3
-            assert (row(store).round, row(store).checkpoint, len(store.measurements())) == (
-                done,
-                f"state-{done}",
-                100 * done,
-            )
+            at = row(store)
+            assert (at.round, at.checkpoint, len(store.measurements())) == (done, f"state-{done}", 100 * done)
             assert _mount_larger(tmp_path)
             store.commit(run, numbers=[Number("m0", 1.0, done + 1)], round=done + 1)
         assert "intact" in check(path)
@@ -492,10 +488,8 @@ def test_addresses_that_are_none(url: str, message: str) -> None:
 def test_the_ways_to_name_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    Store.open("a b?#%20.db", create=True).close()
-    Store.open("sqlite:///deep/er/b.db", create=True).close()
-    Store.open(f"sqlite:///{tmp_path}/c.db", create=True).close()
-    Store.open("~/d.db", create=True).close()
+    for name in ("a b?#%20.db", "sqlite:///deep/er/b.db", f"sqlite:///{tmp_path}/c.db", "~/d.db"):
+        Store.open(name, create=True).close()
     found = sorted(str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*") if p.is_file())
     assert found == ["a b?#%20.db", "c.db", "deep/er/b.db", "home/d.db"]
     with Store.open("c.db") as store:

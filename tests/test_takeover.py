@@ -21,7 +21,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from crew import Watcher, diverging, lasting, never, numbers, pid_of, recovering, rows, undisturbed
+from crew import Watcher, diverging, lasting, never, numbers, pid_of, recovering, rows, undisturbed, with_model
 from test_opening import _mount
 
 from fatbench.cli.watch import Watch
@@ -78,7 +78,6 @@ def test_a_lease_is_renewed_by_beats_and_not_by_a_thread_that_lives(machine, job
     with Store.open(machine.db) as store:
         store.add_cell(jobs[0].cell, jobs[0].spec)
         run = store.claim(jobs[0].cell, "train", suite="crew", total=4, provenance={})
-        assert run is not None
         first, heartbeat = beat(store), Heartbeat()
         network = torch.nn.Sequential(torch.nn.Identity())
         heartbeat.watch(network)
@@ -299,9 +298,8 @@ def test_a_lock_of_another_process_is_waited_for(jobs, machine, monkeypatch) -> 
     foreign.close()
     assert not [event for event in events if event.kind in ("failed", "blocked", "interrupted")]
     assert numbers(machine, jobs[0]) == undisturbed(machine, jobs[0])
-    assert "another process has been writing for more than a minute: waiting" in (
-        Path(machine.files, jobs[0].cell, "log.txt").read_text()
-    )
+    log = Path(machine.files, jobs[0].cell, "log.txt").read_text()
+    assert "another process has been writing for more than a minute: waiting" in log
 
 
 @pytest.mark.parametrize("full", ["files", "everything"])
@@ -382,9 +380,7 @@ def test_run_and_status_agree(jobs, machine, options, forks, capfd) -> None:
 # --- memory ------------------------------------------------------------------------------------------------------
 
 
-def cramped(
-    monkeypatch: pytest.MonkeyPatch, error: Callable[[], Exception], most: int, network: type = NIN
-) -> list[int]:
+def cramped(monkeypatch, error: Callable[[], Exception], most: int, network: type = NIN) -> list[int]:
     """A network that has no memory for more than so many images; the sizes of the batches that it was given."""
     real, sizes = network.forward, []
 
@@ -413,9 +409,8 @@ def cramped(
 )
 def test_too_little_memory_is_tried_once_more_with_smaller_microbatches(error, jobs, machine, monkeypatch) -> None:
     """Batches of 16 where 4 fit, chunks of 30 where 7 fit: the same numbers to rounding, and the runs say how."""
-    spec = copy.deepcopy(jobs[0].spec)
-    spec["model"] = {"name": "mcmahan_cnn", "width": 8}
-    job = replace(jobs[0], cell="whole", spec=spec, evaluations=[replace(e, batch=28) for e in jobs[0].evaluations])
+    job = with_model(jobs[0], name="mcmahan_cnn", width=8)
+    job = replace(job, evaluations=[replace(e, batch=28) for e in job.evaluations])
     expected = undisturbed(machine, job)
     with monkeypatch.context() as patch:
         cramped(patch, error, 7, McMahanCNN)
@@ -424,11 +419,7 @@ def test_too_little_memory_is_tried_once_more_with_smaller_microbatches(error, j
             runs = store.runs([job.cell])
     bounded = {run["stage"].split("-")[0]: run.get("microbatch") for run in runs}
     said = [run.get("out_of_memory") for run in runs]
-    assert bounded == {
-        "train": 4,
-        "natural": None,
-        "fgsm": None,
-    }  # an attack of ours halves what does not fit by itself
+    assert bounded == {"train": 4, "natural": None, "fgsm": None}  # an attack of ours halves what does not fit itself
     assert said == [str(error()), None, None]
     ours = numbers(machine, job)
     assert [row[:4] for row in ours] == [row[:4] for row in expected]
@@ -455,9 +446,7 @@ def test_batch_normalisation_is_not_cut(jobs, machine, monkeypatch) -> None:
     """Its gradients would be others."""
     from fatbench.models.resnet import ResNet
 
-    spec = copy.deepcopy(jobs[0].spec)
-    spec["model"] = {"name": "resnet18"}
-    job = replace(jobs[0], cell="norm", spec=spec)
+    job = with_model(jobs[0], name="resnet18")
 
     def forward(self, x):
         raise torch.OutOfMemoryError("CUDA out of memory")
@@ -506,31 +495,22 @@ def test_a_worker_that_does_not_end_with_its_time_is_killed(jobs, machine, forks
 
     seen = Watcher(job.cell, "start", stop)
     assert local.run(Work([job], place), ["cpu"], seen, never) == {job.cell: "failed"}
-    assert rows(machine, job)["train"][1].startswith(
-        "TimeLimit: the time limit of 600 s is over, and the worker process did not stop"
-    )
+    said = "TimeLimit: the time limit of 600 s is over, and the worker process did not stop"
+    assert rows(machine, job)["train"][1].startswith(said)
 
 
-@pytest.mark.parametrize(
-    ("text", "seconds"), [("90", 90), ("45m", 2700), ("2h", 7200), (" 1.5d ", 129600), (None, None)]
-)
-def test_time_limits_as_people_write_them(text, seconds) -> None:
-    assert time_limit(text) == seconds
+def test_time_limits_as_people_write_them() -> None:
+    given = {"90": 90, "45m": 2700, "2h": 7200, " 1.5d ": 129600, None: None}
+    assert {text: time_limit(text) for text in given} == given
+    for text in ("", "h", "-1h", "0", "2 weeks", "nan", "1e99"):
+        with pytest.raises(SpecError, match=r"time_limit: expected a time such as 90s, 45m or 2h, got"):
+            time_limit(text)
 
 
-@pytest.mark.parametrize("text", ["", "h", "-1h", "0", "2 weeks", "nan", "1e99"])
-def test_time_limits_that_are_none(text) -> None:
-    with pytest.raises(SpecError, match=r"time_limit: expected a time such as 90s, 45m or 2h, got"):
-        time_limit(text)
+OTHER_SIGNALS = [pytest.param(s, marks=pytest.mark.nightly) for s in (signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)]
 
 
-@pytest.mark.parametrize(
-    "which",
-    [
-        signal.SIGTERM,
-        *(pytest.param(s, marks=pytest.mark.nightly) for s in (signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)),
-    ],
-)
+@pytest.mark.parametrize("which", [signal.SIGTERM, *OTHER_SIGNALS])
 @pytest.mark.promise(
     "Interrupted and shared runs",
     "Ctrl-C, SIGTERM, SIGUSR1 and a closed terminal (SIGHUP) checkpoint the current round and release the cell",
