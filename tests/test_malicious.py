@@ -44,6 +44,13 @@ def adversary(name: str, **settings: Any) -> Callable[..., Any]:
     return functools.partial(ADVERSARIES[name], **settings)
 
 
+def averaged(on: Problem, lr: float) -> Round:
+    """A round of FedAvg on one weight from 0, whose clients take a step towards their pixel."""
+    how = LocalTraining(batch=1, lr=lr, objective=towards_the_pixel)
+    (result,) = ALGORITHMS["fedavg"](on, State(0, {"w": torch.zeros(1)}), rounds=1, aggregator=uniform, local=how)
+    return result
+
+
 # --- closed forms -------------------------------------------------------------------------------------------------
 
 
@@ -130,12 +137,7 @@ def test_badnets_takes_the_floor_of_the_fraction() -> None:
 def test_a_scaled_update_replaces_the_model() -> None:
     """Three clients; two honest ones stand at their optimum, u = 0, the third is scaled by 3: the mean is its model."""
     on = replace(one_pixel((0, 0, 255)), malicious=Malicious("2", adversary("model_replacement", factor=3.0)))
-    how = LocalTraining(batch=1, lr=0.5, objective=towards_the_pixel)
-    (result,) = ALGORITHMS["fedavg"](on, State(0, {"w": torch.zeros(1)}), rounds=1, aggregator=uniform, local=how)
-    assert result.state.model["w"].item() == pytest.approx(0.5)
-
-
-# --- every adversary, also of a plug-in ---------------------------------------------------------------------------
+    assert averaged(on, 0.5).state.model["w"].item() == pytest.approx(0.5)
 
 
 def malicious(name: str, which: int | str = 1) -> Malicious:
@@ -149,8 +151,7 @@ def test_the_mean_reverses_if_epsilon_is_above_honest_by_malicious() -> None:
     """IPM under the mean: mean (n - f (1 + epsilon)) / n of the honest step; 0 at epsilon 4 with n = 10, f = 2."""
     for epsilon, factor in ((4.0, 0.0), (9.0, -1.0), (0.5, 0.7)):
         on = replace(one_pixel((255,) * 10), malicious=Malicious(2, adversary("ipm", epsilon=epsilon)))
-        how = LocalTraining(batch=1, lr=0.1, objective=towards_the_pixel)
-        (result,) = ALGORITHMS["fedavg"](on, State(0, {"w": torch.zeros(1)}), rounds=1, aggregator=uniform, local=how)
+        result = averaged(on, 0.1)
         assert result.state.model["w"].item() == pytest.approx(0.1 * factor, abs=1e-7)
         sent = {update.client: update.model["w"].item() for update in result.updates}
         assert sent[0] == sent[1] == pytest.approx(-0.1 * epsilon) and sent[5] == pytest.approx(0.1)
@@ -180,11 +181,9 @@ def test_without_an_honest_client_in_the_round_an_omniscient_one_sends_what_is_h
     on = small_problem()
     liar = replace(on, malicious=Malicious(1, adversary("ipm")))
     (round_,) = [t for t in range(3) if draw_cohort(on, t, 0.4) == [0]]
-    ours, theirs = (
-        train_cohort(one, initial_state(on).model, draw_cohort(one, round_, 0.4), round_, local()) for one in (on, liar)
-    )
-    for key, value in ours[0].model.items():
-        torch.testing.assert_close(value, theirs[0].model[key])
+    given = draw_cohort(on, round_, 0.4), round_, local()
+    ours, theirs = (train_cohort(one, initial_state(on).model, *given) for one in (on, liar))
+    torch.testing.assert_close(ours[0].model, theirs[0].model)
 
 
 def a_call_a_client(problem: Problem, state: State, *, rounds: int, local: LocalTraining, groups: Any = None) -> Any:
@@ -248,10 +247,9 @@ def test_uploads_that_are_not_finite_are_left_out_and_counted() -> None:
 
 def with_a_client_that_breaks(aggregator: Any) -> tuple[Problem, list[Any]]:
     """Five honest clients, of which the second trains at a rate that no float survives."""
-    on = small_problem(clients=5)
-    every = [0, 1, 2, 3, 4]
-    broken = {1: local(lr=1e38, epochs=3)}
-    return on, train_cohort(on, initial_state(on).model, every, 0, local(), aggregator=aggregator, locals=broken)
+    on, broken = small_problem(clients=5), {1: local(lr=1e38, epochs=3)}
+    model = initial_state(on).model
+    return on, train_cohort(on, model, [*range(5)], 0, local(), aggregator=aggregator, locals=broken)
 
 
 ROBUST = {
@@ -306,23 +304,12 @@ def everywhere(update: torch.Tensor, *, size: float) -> torch.Tensor:
 
 
 def trained_among(
-    size: float,
-    aggregator: Any,
-    *,
-    algorithm: str = "fedavg",
-    rounds_: int = 2,
-    monitor: Any = natural,
-    **settings: Any,
+    size: float, aggregator: Any, *, algorithm: str = "fedavg", rounds_: int = 2, monitor: Any = natural
 ) -> tuple[list[Any], dict[Any, float]]:
     """The rounds of five clients of whom client 0 sends `size` everywhere, and the numbers of the last."""
     liar = Malicious("0", functools.partial(everywhere, size=size))
     on = replace(small_problem(clients=5, images_per_client=8), malicious=liar)
-    settings = {
-        "rounds": rounds_,
-        "local": local(),
-        **settings,
-        **({} if aggregator is None else {"aggregator": aggregator}),
-    }
+    settings = {"rounds": rounds_, "local": local(), "aggregator": aggregator}
     done = rounds(on, functools.partial(ALGORITHMS[algorithm], **settings), monitor=monitor, malicious=liar)
     return [result for result, _ in done], done[-1][1]
 
@@ -377,9 +364,8 @@ def test_a_long_upload_of_a_client_that_nobody_calls_malicious() -> None:
     def one_wild(problem: Problem, state: State, *, rounds: int, local: LocalTraining) -> Any:
         for t in range(state.round, rounds):
             updates = train_cohort(problem, state.model, [0, 1, 2], t, local, locals={0: liar})
-            mixing = aggregate(
-                AGGREGATORS["coordinate_median"], updates, Context(t, rounds, problem, state.model, {}, 0.1)
-            )
+            context = Context(t, rounds, problem, state.model, {}, 0.1)
+            mixing = aggregate(AGGREGATORS["coordinate_median"], updates, context)
             state = State(t + 1, mix(updates, mixing, state.model, problem.model))
             yield Round(t, updates[0].model, updates, mixing, state, Cost())
 

@@ -44,7 +44,6 @@ def test_three_seeds() -> None:
     1 - sqrt(12 / 14). All of one sign is 1 of 8 patterns, either way 2 of 8. Seed 9 has no partner, order is no matter.
     """
     result = paired({2: 13.0, 0: 11.0, 1: 12.0, 9: 5.0}, {0: 10.0, 1: 10.0, 2: 10.0})
-    assert result is not None
     assert result.seeds == (0, 1, 2)
     assert (result.mean, result.std) == (2.0, 1.0)
     assert result.t_p == pytest.approx(1 - math.sqrt(12 / 14))
@@ -93,7 +92,6 @@ def test_the_interval_of_such_a_share_holds_its_level(right: float) -> None:
 def test_ties_and_zeros() -> None:
     """Differences 1, 1, -1, 3, 0: the zero counts for the mean but has no rank; the three ones share rank 2, 3 is 4."""
     result = paired(dict(enumerate([1.0, 1.0, -1.0, 3.0, 0.0])), dict.fromkeys(range(5), 0.0))
-    assert result is not None
     assert result.mean == pytest.approx(0.8)
     assert result.wilcoxon_p == pytest.approx(signs([2, 2, 2, 4], 8))
 
@@ -105,12 +103,10 @@ def test_against_scipy(n: int) -> None:
     ours = {seed: draw.gauss(0.3, 1) for seed in range(n)}
     theirs = {seed: draw.gauss(0, 1) for seed in range(n)}
     result = paired(ours, theirs)
-    assert result is not None
     a, b = list(ours.values()), list(theirs.values())
     assert result.t_p == pytest.approx(stats.ttest_rel(a, b).pvalue)
     assert result.wilcoxon_p == pytest.approx(stats.wilcoxon(a, b, method="exact").pvalue)
     reverse = paired(theirs, ours)
-    assert reverse is not None
     assert reverse.mean == pytest.approx(-result.mean)
     assert (reverse.t_p, reverse.wilcoxon_p) == pytest.approx((result.t_p, result.wilcoxon_p))
 
@@ -119,13 +115,10 @@ def test_nothing_to_test() -> None:
     """Fewer than two common seeds: no result. The same difference everywhere: no t; none at all: no ranks either."""
     assert paired({0: 1.0, 1: 2.0}, {1: 1.0, 2: 1.0}) is None
     same = paired({0: 1.5, 1: 1.5}, {0: 1.0, 1: 1.0})
-    assert same is not None
     assert (same.mean, same.std, same.t_p, same.wilcoxon_p) == (0.5, 0.0, None, 1 / 2)
     digits = paired({0: 0.97, 1: 0.98}, {0: 0.96, 1: 0.97})  # 0.01 twice, but for the last binary digit
-    assert digits is not None
     assert (digits.t_p, digits.wilcoxon_p) == (None, 1 / 2)
     none = paired({0: 1.0, 1: 2.0}, {0: 1.0, 1: 2.0})
-    assert none is not None
     assert (none.mean, none.t_p, none.wilcoxon_p) == (0.0, None, None)
     with pytest.raises(ValueError, match="paired: every number must be finite"):
         paired({0: 1.0, 1: math.nan}, {0: 1.0, 1: 2.0})
@@ -184,7 +177,6 @@ def test_worked_numbers(a: str, b: str, n: int, expected: tuple[float, ...]) -> 
     """Computed apart from the program: mean, mean squares of seeds, images and the rest, the two variances of the mean,
     half the width of the 95 % and of the 90 % interval, p."""
     found = seeds_and_images(rows(a), rows(b), n)
-    assert found is not None
     squares = mean_squares(table(rows(a), rows(b), (len(a.split()[0]) // n, 1)))
     got = (found.mean, *squares, found.seed_variance, found.image_variance, found.half(), found.half(0.90), found.p)
     assert got == pytest.approx(expected, abs=6e-7)
@@ -222,7 +214,6 @@ def test_against_an_analysis_of_variance(seed: int, models: tuple[int, int]) -> 
     by_seed, by_image, rest = (squares["sum_sq"] / squares["df"])[["C(s)", "C(i)", "Residual"]]
     assert mean_squares(d) == pytest.approx((by_seed, by_image, rest))
     found = seeds_and_images(a, b, n)
-    assert found is not None
     assert found.mean == pytest.approx(d.mean())
     assert found.seed_variance == pytest.approx(((by_seed / n) ** 0.5 + 1 / (2 * n)) ** 2 / seeds)
     assert found.image_variance == pytest.approx(max(by_image - rest, 0) / d.size)
@@ -261,7 +252,6 @@ def test_nothing_to_test_over_seeds_and_images() -> None:
     assert seeds_and_images(rows("1 1"), rows("0 0")) is None
     assert over_seeds([0.1], 100) is None
     same = seeds_and_images(rows("1010 1100"), rows("1010 1100"))
-    assert same is not None
     assert (same.mean, same.p, same.image_variance) == (0, 1, 0)
     assert same.half() == pytest.approx(stats.t.isf(0.025, 1) / 8 / 2**0.5)
 
@@ -280,7 +270,6 @@ def test_contrasts_by_hand() -> None:
     means = np.array([[x.bit_count() / n for x, n in cell] for cell in cells])  # (cell, seed)
     for weights, step in (((0.5, 0.5, -0.5, -0.5), 0.5), ((1.0, -1.0, -1.0, 1.0), 1.0)):
         found = contrast(list(zip(weights, cells, strict=True)))
-        assert found is not None
         each = weights @ means
         assert found.mean == pytest.approx(each.mean())
         assert found.seed_variance == pytest.approx((each.std(ddof=1) + step / 8) ** 2 / 2)
@@ -346,7 +335,6 @@ def used(D: np.ndarray) -> float:
     a, b = ([(int.from_bytes(np.packbits(row).tobytes(), "big") >> (-len(row) % 8), len(row)) for row in side]
             for side in (one, other))  # fmt: skip
     found = seeds_and_images(a, b)
-    assert found is not None
     return found.p
 
 
@@ -420,7 +408,6 @@ def test_groups_of_images_keep_the_level(sizes: list[int]) -> None:
         a, b = packed(D)
         for name, groups in (("images", None), ("groups", group)):
             found = seeds_and_images(a, b, groups=groups)
-            assert found is not None
             rejected[name] += found.p < 0.05
     assert 2 <= rejected["groups"] <= 18 and rejected["images"] > 60, rejected
 
@@ -452,7 +439,6 @@ def test_obuchowski_by_hand() -> None:
 def test_the_effect_and_its_interval() -> None:
     """Differences 1, 2, 3: d is 2; the interval is scipy's."""
     test = paired({0: 1.0, 1: 2.0, 2: 3.0}, dict.fromkeys(range(3), 0.0))
-    assert test is not None
     assert test.d == 2
     expected = stats.ttest_1samp([1, 2, 3], 0).confidence_interval()
     assert test.interval == (pytest.approx(expected.low), pytest.approx(expected.high))

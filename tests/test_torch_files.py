@@ -220,14 +220,13 @@ def test_a_state_of_tensors_that_pickle_dumped(tmp_path: Path, protocol: int) ->
 # --- nothing is executed ------------------------------------------------------------------------------------------
 
 
-def call(module: str, name: str, *arguments: str) -> bytes:
-    """The instructions that call a function with texts."""
-    packed = b"".join(b"X" + struct.pack("<I", len(text)) + text.encode() for text in arguments)
-    return f"c{module}\n{name}\n".encode() + b"(" + packed + b"tR"
-
-
 def text(value: str) -> bytes:
     return b"X" + struct.pack("<I", len(value)) + value.encode()
+
+
+def call(module: str, name: str, *arguments: str) -> bytes:
+    """The instructions that call a function with texts."""
+    return f"c{module}\n{name}\n".encode() + b"(" + b"".join(map(text, arguments)) + b"tR"
 
 
 MARK = "fatbench_was_executed"
@@ -426,9 +425,8 @@ def test_a_file_of_another_kind_is_called_so(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["zip", "old"])
 def test_any_damage_is_one_sentence(tmp_path: Path, kind: str) -> None:
-    torch.save(
-        {"model": net().state_dict(), "a": Path("x")}, file := tmp_path / "net.pt", **(LEGACY if kind == "old" else {})
-    )
+    content = {"model": net().state_dict(), "a": Path("x")}
+    torch.save(content, file := tmp_path / "net.pt", **(LEGACY if kind == "old" else {}))
     whole, draw = file.read_bytes(), random.Random(0)
     outcomes = collections.Counter[str]()
     for _ in range(300):
@@ -471,18 +469,15 @@ NAMES: dict[str, tuple[dict[str, Any], str]] = {
             "net.backbone.", "a.b.c.d.",
         )
     },
-    "averaged": (
-        torch.optim.swa_utils.AveragedModel(net()).state_dict(),
-        "names without 'module.' before them; left out: n_averaged",
-    ),
+    "averaged": (torch.optim.swa_utils.AveragedModel(net()).state_dict(),
+                 "names without 'module.' before them; left out: n_averaged"),
     "one layer compiled": (named(inside("_orig_mod")), "names without '_orig_mod' in them"),
     "one layer in parallel": (named(inside("module")), "names without 'module' in them"),
     "no counters": (uncounted(""), NO_COUNTER),
     "no counters, a start": (uncounted("model."), f"names without 'model.' before them; {NO_COUNTER}"),
     "an epoch": (named(str, epoch=torch.tensor(3)), "left out: epoch"),
-    "a start and a step": (
-        named("model.{}".format, step=torch.tensor([3])), "names without 'model.' before them; left out: step",
-    ),
+    "a start and a step": (named("model.{}".format, step=torch.tensor([3])),
+                           "names without 'model.' before them; left out: step"),
 }  # fmt: skip
 
 
@@ -492,9 +487,7 @@ def test_names_that_wrappers_write_are_taken_and_it_is_said(tmp_path: Path, kind
     torch.save({"state_dict": state}, file := tmp_path / "net.pt")
     network, said = loaded(file)
     assert said == f"net.pt: {words}"
-    expected = net().state_dict()
-    for name, value in network.state_dict().items():
-        assert torch.equal(value, expected[name]), name
+    assert_equal(network)
 
 
 @pytest.mark.parametrize("wrap", [nn.DataParallel, torch.compile, torch.optim.swa_utils.AveragedModel])
@@ -611,10 +604,7 @@ def test_several_states_are_listed_and_one_is_chosen(tmp_path: Path) -> None:
         (lambda: torch.ones(2, 3).to_sparse_csr(), "3.weight is a sparse matrix: save it as tensor.to_dense()"),
         (lambda: torch.quantize_per_tensor(torch.ones(2, 3), 0.1, 0, torch.qint8), "3.weight is quantised: save it as"),
         (lambda: torch.ones(2, 3, device="meta"), "3.weight is without numbers (on the device 'meta')"),
-        (
-            lambda: torch.ones(2, 3, dtype=torch.int8),
-            "3.weight is int8, float32 needed: whole numbers are weights with their",
-        ),
+        (lambda: torch.ones(2, 3, dtype=torch.int8), "is int8, float32 needed: whole numbers are weights with their"),
         (lambda: torch.ones(2, 3, dtype=torch.uint8), "3.weight is uint8, float32 needed"),
         (lambda: torch.ones(2, 3, dtype=torch.bool), "3.weight is bool, float32 needed"),
         (lambda: torch.ones(2, 3, dtype=torch.int64), "3.weight is int64, float32 needed"),
