@@ -294,7 +294,7 @@ def main() -> None:
     """`make soak`."""
     parser = argparse.ArgumentParser(description="Disturb eight runners; exit 1 where that changed a number.")
     parser.add_argument("--minutes", type=float, default=10)
-    parser.add_argument("--sample-seed", type=int, default=1)
+    parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--runners", type=int, default=8)
     parser.add_argument("--waves", type=int, default=sys.maxsize, help="so many at most")
     asked = parser.parse_args()

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import random
 import sqlite3
+import sys
 from contextlib import closing
 from pathlib import Path
 
@@ -38,6 +41,17 @@ DAMAGE: dict[str, tuple[str, str]] = {
     "a failure": ("UPDATE runs SET status = 'failed' WHERE stage = 'train'", "train: 1 runs failed"),
     "a stage done twice": ("UPDATE runs SET stage = 'train'", "train: done 3 times"),
 }  # fmt: skip
+
+
+def test_a_soak_draws_its_disturbances_from_its_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[float] = []
+    monkeypatch.setattr(sys, "argv", ["soak.py", "--minutes", "0", "--seed", "7"])
+    monkeypatch.setattr(os, "environ", {**os.environ})  # which the program changes
+    monkeypatch.setattr(soak.subprocess, "run", lambda *_, **__: None)
+    monkeypatch.setattr(soak, "wave", lambda *given: drawn.append(given[4].random()) is None)
+    with pytest.raises(SystemExit, match="False"):
+        soak.main()
+    assert drawn == [random.Random(7).random()]
 
 
 @pytest.mark.nightly
