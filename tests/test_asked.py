@@ -42,9 +42,7 @@ def but(of: Stage, **fields: Any) -> Stage:
         (3_000_000, 50_000, None, 64),  # interrupted after the first of several models of 64 images
     ],
 )
-def test_images_and_batch_that_are_recorded_give_the_name(
-    n: int | None, batch: int, images: int | None, chunk: int | None
-) -> None:
+def test_images_and_batch_give_the_name(n: int | None, batch: int, images: int | None, chunk: int | None) -> None:
     one = Evaluation("pgd20", PGD, n, batch)
     record = {"requested": {"n": n, "batch": batch}}
     found = asked.evaluation(one.stage(3), one.attack, record["requested"])
@@ -69,9 +67,7 @@ def test_without_recorded_images_only_the_listing_of_our_suites_tells(monkeypatc
     [({"n": 100, "batch": 64}, 100, 50), ({"n": 99, "batch": 50}, 100, 50), ({"n": 100, "batch": 50}, 300, 50),
      ({"n": 100, "batch": 50}, 100, 40)],
 )  # fmt: skip
-def test_recorded_images_and_batch_are_those_of_the_name_and_of_the_outcomes(
-    requested: dict[str, int], images: int, chunk: int
-) -> None:
+def test_recorded_images_and_batch_are_of_name_and_outcomes(requested: dict[str, int], images: int, chunk: int) -> None:
     one = Evaluation("pgd20", PGD, 100, 50)
     assert asked.contradiction(stage(one, images, chunk, {"requested": requested})) is not None
 
@@ -111,9 +107,8 @@ def test_a_name_of_our_suites_stands_for_their_settings_alone(monkeypatch: pytes
     short = {key: value for key, value in line.settings.items() if key != "early_stop"}  # of before it was added
     for ours, refused in ((one, False), (Evaluation("pgd20", {**PGD, "eps": "1/255"}, 100, 50), True)):
         monkeypatch.setattr(asked, "_shipped_attacks", lambda ours=ours: {one.id: asked.short_form(ours.attack, None)})
-        assert [asked.contradiction(but(line, settings=s)) is not None for s in (line.settings, short)] == (
-            [refused] * 2
-        )
+        for settings in (line.settings, short):
+            assert (asked.contradiction(but(line, settings=settings)) is not None) == refused
 
 
 @pytest.mark.parametrize("name", ["fat-byzantine-cpu", "fedvkd-cifar10-jpeg75-p02-cpu", "sfat-bf16-cpu"])

@@ -80,9 +80,8 @@ def test_cifar10_c_from_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     with pytest.raises(MachineError, match=r"fog\.npy.*CIFAR-10-C is at https"):
         read(kind="fog")
     (tmp_path / "CIFAR-10-C").mkdir()
-    stored = numpy.lib.format.open_memmap(
-        tmp_path / "CIFAR-10-C" / "fog.npy", mode="w+", dtype=numpy.uint8, shape=(50_000, 32, 32, 3)
-    )
+    file, shape = tmp_path / "CIFAR-10-C" / "fog.npy", (50_000, 32, 32, 3)
+    stored = numpy.lib.format.open_memmap(file, mode="w+", dtype=numpy.uint8, shape=shape)
     stored[20_003, 1, 2] = (255, 0, 51)
     stored[29_999] = 102
     stored.flush()

@@ -24,10 +24,8 @@ def psnr(a: Tensor, b: Tensor) -> float:
 def rebuilt(extractor: nn.Module, secret: Tensor, **settings: float) -> Tensor:
     with torch.no_grad():
         features = extractor(secret)
-    draws = torch.Generator().manual_seed(0)
-    return feature_inversion(
-        extractor, blobs(200, 1), features, draws, **{"steps": 250, "width": 8, "lr": 0.01, **settings}
-    )
+    settings = {"steps": 250, "width": 8, "lr": 0.01, **settings}
+    return feature_inversion(extractor, blobs(200, 1), features, torch.Generator().manual_seed(0), **settings)
 
 
 def test_features_that_hold_the_image_give_it_away() -> None:
@@ -37,9 +35,7 @@ def test_features_that_hold_the_image_give_it_away() -> None:
     secret = blobs(8, 2)
     guess = blobs(200, 1).mean(0).expand(8, -1, -1, -1)
     images = rebuilt(extractor, secret)
-    assert images.shape == secret.shape
-    assert images.min() >= 0
-    assert images.max() <= 1
+    assert images.shape == secret.shape and images.min() >= 0 and images.max() <= 1
     assert psnr(images, secret) > psnr(guess, secret) + 8
 
 

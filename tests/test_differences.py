@@ -56,9 +56,8 @@ def test_every_format_says_the_same(db: str) -> None:
     assert [row["method"] for row in rows] == [row["method"] for row in data["rows"]] and len(rows) == 10
     of = {row["method"]: row for row in data["rows"]}
     assert of["FAT"]["difference"] is None and of["SFAT"]["difference"] == pytest.approx(0.0118)
-    assert (
-        of["SFAT"]["at_most"] == of["SFAT"]["high"] == pytest.approx(float(rows[1]["high"]), rel=1e-14)
-    )  # the larger end of the interval
+    # the larger end of the interval
+    assert of["SFAT"]["at_most"] == of["SFAT"]["high"] == pytest.approx(float(rows[1]["high"]), rel=1e-14)
     assert (of["FedRBN"]["p"], of["FedRBN"]["at_most"]) == (None, None) and "frequent class" in of["FedRBN"]["doubts"]
     interval = {"latex": r"{\scriptsize ($-$2.1 to 4.5)}", "html": '<span class="std">(-2.1 to 4.5)</span>'}
     for format in ("markdown", "terminal", "latex", "html"):
@@ -67,9 +66,7 @@ def test_every_format_says_the_same(db: str) -> None:
         # of the families that the suite declares
         assert "p after Holm over 6 and 10" in text.replace(r"\\", " ")
         assert (r"\textdagger" if format == "latex" else "†") in text
-        title = " ".join(
-            text.partition("66.8")[0].split()
-        )  # what stands above the first number: the suite, and that it is reduced
+        title = " ".join(text.partition("66.8")[0].split())  # above the first number: the suite, and that it is reduced
         assert "Methods of federated adversarial training on skewed clients" in title and "CPU PRESET - not" in title
 
 

@@ -35,13 +35,8 @@ def tables_of(store: Store, ways: tuple[dict[str, Any], ...] = OPTIONS) -> Itera
         for options in ways if suite.tables else ():
             asked = ", ".join([f"{name}:{preset}", *(f"{key}={value}" for key, value in options.items())])
             grids = report.build_tables(suite, plan, store, **options)
-            yield (
-                asked,
-                {
-                    "json": json.loads(report.render(grids, "json"))["tables"],
-                    "text": report.render(grids, "markdown").splitlines(),
-                },
-            )
+            tables = json.loads(report.render(grids, "json"))["tables"]
+            yield asked, {"json": tables, "text": report.render(grids, "markdown").splitlines()}
         if plan.baseline is not None and plan.metrics():
             metric = max(plan.metrics(), key=standard_attacks.strength)
             yield f"{name}:{preset} - {metric}", differences.records(differences.of_plan(suite, plan, store, metric))

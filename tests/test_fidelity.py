@@ -7,6 +7,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -74,9 +75,8 @@ def test_a_start_that_a_normalisation_hides_is_seen() -> None:
     x, y = torch.randn(16, 12, generator=torch.Generator().manual_seed(0)), torch.arange(16) % 3
     same = measure.network("n", "", "", lambda: network(0.2), lambda: network(0.2), dict, x, y)
     assert [row.passes for row in same] == [True] * 4
-    output, gradient, start, step = measure.network(
-        "n", "", "", lambda: network(0.2), lambda: network(0.02), dict, x, y
-    )
+    other = measure.network("n", "", "", lambda: network(0.2), lambda: network(0.02), dict, x, y)
+    output, gradient, start, step = other
     assert output.passes and gradient.passes
     assert not start.passes and start.note == "0.weight"
     assert not step.passes and step.note == "0.weight" and 80 < step.value < 120
@@ -103,10 +103,7 @@ def clone(tmp_path: Path) -> tuple[Path, sources.Source]:
 
 
 def test_a_comparison_that_fails_is_named(
-    clone: tuple[Path, sources.Source],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    clone: tuple[Path, sources.Source], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     clones, source = clone
     rows = [measure.equal("tamaya.a", "", "", "run", 1.0), measure.differs("tamaya.b", "", "", "run", 1.0)]

@@ -44,9 +44,7 @@ def test_a_foreign_safetensors_keeps_its_names(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("network", "average"), [("state_dict", "state_dict_ema"), ("model", "model_ema")])
-def test_of_a_network_and_its_average_the_network_is_read_and_it_is_said(
-    tmp_path: Path, network: str, average: str
-) -> None:
+def test_of_a_network_and_its_average_the_network_is_read(tmp_path: Path, network: str, average: str) -> None:
     """Published weights of a backbone are the average; of a file with one state there is nothing to say."""
     (tmp_path / "net.py").write_text(NETWORK)
     file, make = tmp_path / "both.pth", f"{tmp_path}/net.py:make"
@@ -72,10 +70,8 @@ def test_a_torchscript_program_is_refused_in_our_own_words(tmp_path: Path, modul
     scripted(module).save(str(file))  # the text of a longer program is compressed
     with pytest.raises(SpecError) as refused:
         pretrained.from_file("evaluate", file)
-    assert (
-        str(refused.value)
-        == f"{file} holds a TorchScript program, not a state dict: torch.save(model.state_dict(), FILE)"
-    )
+    said = str(refused.value)
+    assert said == f"{file} holds a TorchScript program, not a state dict: torch.save(model.state_dict(), FILE)"
 
 
 def scripted(module: nn.Module) -> Any:

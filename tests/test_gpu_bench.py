@@ -35,9 +35,7 @@ def test_an_item_is_rehearsed(item: str, said: str, tmp_path: Path) -> None:
     assert said in risks.items(bench)[item](bench)["said"]
 
 
-def called(
-    monkeypatch: pytest.MonkeyPatch, outcomes: dict[str, str], folder: Path, *more: str
-) -> tuple[Any, list[str]]:
+def called(monkeypatch: Any, outcomes: dict[str, str], folder: Path, *more: str) -> tuple[Any, list[str]]:
     """The exit code of a call of 100 seconds, each item taking 40 of them, and the items that were run."""
     clock, ran = [0.0], list[str]()
 

@@ -43,9 +43,8 @@ def test_tensorboard_reads_the_curves(tmp_path: Path) -> None:
     read.Reload()
     assert [(one.step, one.value) for one in read.Scalars("train/loss")] == [(1, 1.0), (2, 0.5)]
     assert [one.value for one in read.Scalars("train/accuracy")] == [0.25, 0.5]
-    assert [[one.value for one in read.Scalars(f"natural@{round}/accuracy")] for round in (1, 2)] == [
-        pytest.approx([0.3]), pytest.approx([0.6])
-    ]  # fmt: skip
+    for round, value in ((1, 0.3), (2, 0.6)):
+        assert [one.value for one in read.Scalars(f"natural@{round}/accuracy")] == pytest.approx([value])
 
 
 def logged_records(data: bytes) -> Iterator[bytes]:
@@ -76,15 +75,10 @@ def test_weights_and_biases_reads_the_curves_offline(tmp_path: Path, monkeypatch
         if written and written[-1].WhichOneof("record_type") == "exit":
             break
         time.sleep(0.1)
-    rows = [
-        {"/".join(one.nested_key) or one.key: json.loads(one.value_json) for one in record.history.item}
-        for record in written
-        if record.WhichOneof("record_type") == "history"
-    ]
-    assert [(row["train/round"], row["train/loss"], row["train/accuracy"]) for row in rows[:2]] == [
-        (1, 1.0, 0.25),
-        (2, 0.5, 0.5),
-    ]
+    history = [record.history.item for record in written if record.WhichOneof("record_type") == "history"]
+    rows = [{"/".join(one.nested_key) or one.key: json.loads(one.value_json) for one in row} for row in history[:2]]
+    shown = [(row["train/round"], row["train/loss"], row["train/accuracy"]) for row in rows]
+    assert shown == [(1, 1.0, 0.25), (2, 0.5, 0.5)]
 
 
 def test_mlflow_reads_the_curves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

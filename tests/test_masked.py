@@ -67,16 +67,14 @@ def test_no_committed_evaluation_is_masked() -> None:
     compared = 0
     for file in sorted(RESULTS.glob("*.jsonl.xz")):
         for cell in result_files.cells(file):
-            stages = {
-                stage["stage"]: stage for stage in cell["stages"] if stage["status"] == "done" and stage["outcomes"]
-            }
+            complete = [stage for stage in cell["stages"] if stage["status"] == "done" and stage["outcomes"]]
+            stages = {stage["stage"]: stage for stage in complete}
             attacks = {name.rpartition("@")[0]: stage["settings"] for name, stage in stages.items()}
             if "autoattack" not in {attack.get("name") for attack in attacks.values()}:
                 continue
-            bits = {
-                name: join_chunks((start, n, base64.b64decode(text)) for start, n, text in stage["outcomes"])
-                for name, stage in stages.items()
-            }
+            bits: dict[str, Any] = {}
+            for name, stage in stages.items():
+                bits[name] = join_chunks((start, n, base64.b64decode(text)) for start, n, text in stage["outcomes"])
             numbers = [
                 (cell["cell"], name, round, -1, metric, value, n)
                 for name, stage in stages.items()

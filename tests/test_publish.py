@@ -12,11 +12,8 @@ from crew import SUITE
 from fatbench.suite import publish
 
 Run = Callable[..., tuple[int, str, str]]
-MINE = (
-    SUITE.strip()
-    .replace("name: crew", "# of my own\nname: mine")
-    .replace("  aggregator: samples", "  aggregator: &mean samples  # as in [1]")
-)
+MINE = SUITE.strip().replace("name: crew", "# of my own\nname: mine")
+MINE = MINE.replace("  aggregator: samples", "  aggregator: &mean samples  # as in [1]")
 PAPER = """Pace,Clean,FGSM,Params
 slow,58.13 ±0.68,**40.06** (0.62),11M
 usual,63.36 \\pm 0.07,-,11M
@@ -45,9 +42,8 @@ def test_a_paper_s_table_becomes_the_published_column_of_a_suite_in_one_command(
     assert len(changed) == 1 and changed[0][1].startswith(changed[0][0][:-1])  # one table, and nothing else
     shown = json.loads(run("report", "mine.yaml", "--format", "json")[1])["tables"][0]["rows"]
     found = {row["key"]["pace"]: row["published"] for row in shown}
-    assert found["slow"]["natural"]["mean"] == pytest.approx(0.5813) and found["slow"]["fgsm"]["std"] == pytest.approx(
-        0.0062
-    )
+    mean, std = found["slow"]["natural"]["mean"], found["slow"]["fgsm"]["std"]
+    assert (mean, std) == (pytest.approx(0.5813), pytest.approx(0.0062))
     assert not found["fast"]
 
 
@@ -70,12 +66,8 @@ def test_rows_that_are_refused_are_named_and_nothing_is_written(run: Run, place:
 
 def test_records_of_robustbench_are_read_and_seeds_are_a_row(run: Run, place: Path) -> None:
     for seed, clean in ((1, "60.00"), (2, "64.00")):
-        record = {
-            "name": f"crew, paper: fast, seed {seed}",
-            "clean_acc": clean,
-            "autoattack_acc": "30.00",
-            "eps": "8/255",
-        }
+        name = f"crew, paper: fast, seed {seed}"
+        record = {"name": name, "clean_acc": clean, "autoattack_acc": "30.00", "eps": "8/255"}
         (place / f"{seed}.json").write_text(json.dumps(record))
     assert run("import", "1.json", "2.json", "--as-published", "mine.yaml")[0] == 0
     assert (place / "published" / "mine-a.csv").read_text() == "pace,natural,natural_std\nfast,62,2.828427\n"

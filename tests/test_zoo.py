@@ -73,10 +73,8 @@ def test_models_lists_numbers_and_what_is_here(place: Path, run: Callable[..., t
     assert (code, row["name"], row["file"]) == (0, NAME, str(FILE)) and 0.6 < row["numbers"]["natural"] < 0.65
     assert row["attacks"]["natural"]["name"] == "natural"
     _, out, _ = run("list", "models", str(ROOT / "results" / "fat-byzantine-cpu.jsonl.xz"))
-    assert (
-        sum("25/255" in line and "SHA-256" not in line for line in out.splitlines()) == 4
-        and " --like fat-byzantine --preset cpu" in out
-    )
+    assert sum("25/255" in line and "SHA-256" not in line for line in out.splitlines()) == 4
+    assert " --like fat-byzantine --preset cpu" in out
     assert "another version of fatbench" in run("evaluate", str(FILE))[2]
     code, out, _ = run("list", "models", str(ROOT / "results" / "sfat-fashion-cpu.jsonl.xz"), "--format", "json")
     names = [row["name"] for row in json.loads(out)["models"]]
@@ -87,10 +85,9 @@ def test_models_lists_numbers_and_what_is_here(place: Path, run: Callable[..., t
 
 
 def test_small_networks_of_the_results_are_committed_with_the_numbers_of_their_rows() -> None:
-    known = zoo.names(zoo.entries([ROOT / "results" / "fat-byzantine-cpu.jsonl.xz"]))
+    results = [ROOT / "results" / "fat-byzantine-cpu.jsonl.xz"]
+    known = zoo.names(zoo.entries(results))
     here = {name for name, one in known.items() if zoo.find(one, [FILE.parent]) is not None}
     assert here == {f"fat-byzantine/AT/{a}/{b}/3" for a in ("none", "IPM 0.5") for b in ("mean", "multi-Krum")}
-    network = fatbench.load_model(
-        "none/multi-Krum/3", results=[ROOT / "results" / "fat-byzantine-cpu.jsonl.xz"], places=[FILE.parent]
-    )
+    network = fatbench.load_model("none/multi-Krum/3", results=results, places=[FILE.parent])
     assert network(torch.rand(2, 1, 28, 28)).shape == (2, 10)
