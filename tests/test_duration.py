@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from stored import claimed, finished
 
 from fatbench.engine.rounds import Number
 from fatbench.runner import calibrate, gpu_estimates, progress, start, worker
@@ -40,8 +41,7 @@ evaluate:
     natural: natural
     pgd: {name: pgd, eps: 8/255, step: 2/255, steps: 5}
     autoattack: {name: autoattack, eps: 8/255}
-presets:
-  paper: {}
+presets: {paper: {}}
 """
 PGD = {"name": "pgd", "eps": "8/255", "step": "2/255", "steps": 5}
 Run = Callable[..., tuple[int, str, str]]
@@ -67,18 +67,13 @@ def test_training_and_attacks_have_rates_of_their_own(plan: Plan) -> None:
     Two cells of (4 rounds * 200 images * 2 passes) / 200 a second = 8 s; monitored on 4 * 50 images of 3 + 1 passes at
     6 s for 1200 passes, 4 s; 40 images of PGD 2 s, natural 0.4 s; AutoAttack as its passes say.
     """
-    timed = [
-        Timed(plan, None, 400, 2.0, None),
-        Timed(plan, "pgd", 100, 5.0, None),
-        Timed(plan, "natural", 100, 1.0, None),
-    ]
+    timed = [Timed(plan, *one, None) for one in ((None, 400, 2.0), ("pgd", 100, 5.0), ("natural", 100, 1.0))]
     known = duration.speeds(timed)
     assert cost.monitoring(plan.cells[0].spec).image_passes == 800
     (one, *_), left = plan.cells, duration.whole_plan(plan)
     fraction, evaluations = left(one)
-    assert fraction == 1.0 and [(e.label, models) for e, models in evaluations] == [
-        ("natural", 2), ("pgd", 2), ("autoattack", 2),
-    ]  # fmt: skip
+    assert fraction == 1.0
+    assert [(e.label, models) for e, models in evaluations] == [("natural", 2), ("pgd", 2), ("autoattack", 2)]
     here = lambda cell: (1.0, [(e, m) for e, m in left(cell)[1] if e.label != "autoattack"])  # noqa: E731
     found = duration.estimate(plan.unique(), known, here)
     assert found.seconds == pytest.approx(2 * (8 + 4 + 2 * 2 + 2 * 0.4))
@@ -92,10 +87,8 @@ def test_a_algorithm_that_deploys_a_model_a_client_is_attacked_as_often() -> Non
     plan = files.load("fedvkd-cifar10").plan("smoke")
     works = {}
     for cell in plan.cells:
-        spec, attacks = cell.spec, [one for one in cell.evaluations if one.attack["name"] == "pgd"]
-        work = cost.evaluation(spec, attacks, 1)
-        assert work is not None
-        works[spec["algorithm"]["name"]] = work.image_passes
+        attacks = [one for one in cell.evaluations if one.attack["name"] == "pgd"]
+        works[cell.spec["algorithm"]["name"]] = cost.evaluation(cell.spec, attacks, 1).image_passes
     assert works["fedvkd"] == works["fedgkt"] == 2 * works["fedavg"] == 2 * works["fedaux"]
 
 
@@ -117,10 +110,8 @@ def test_stages_with_a_name_that_is_unknown_here_are_left_out(plan: Plan, part: 
     known = duration.speeds([Timed(plan, "pgd", 100, 5.0, 6.0)])
     assert known.attacks and duration.speeds([timed, Timed(plan, "pgd", 100, 5.0, 6.0)]) == known
     with Store.open("plan.db", create=True) as store:
-        store.add_cell("a", timed.spec)
-        claimed = store.claim("a", "pgd-1@4", suite="s", total=80, settings=timed.attack, provenance={"device": "cpu"})
-        assert claimed is not None
-        store.finish(claimed, [Number("seconds", 4.0, 4)])
+        finished(store, "a", "pgd-1@4", [Number("seconds", 4.0, 4)], total=80, spec=timed.spec, settings=timed.attack,
+                 device="cpu")  # fmt: skip
     assert run("plan", "suite", "short.yaml", "--db", "plan.db")[0] == 0
 
 
@@ -128,25 +119,18 @@ def test_what_is_measured_comes_from_this_machine_alone(url: str, monkeypatch: p
     """Passes and seconds of rounds; an attack's images."""
     with Store.open(url, create=True) as store:
         for cell, host in (("a", None), ("b", None), ("c", "elsewhere")):
-            store.add_cell(cell, {"cell": cell})
             provenance = {"device": "cpu", **({"host": host} if host else {})}
-            run = store.claim(cell, "train", suite="s", total=2, provenance=provenance)
-            assert run is not None
             rounds = [Number(name, value, r) for r in (1, 2) for name, value in
                       (("forward", 30.0), ("backward", 10.0), ("seconds", 6.0 * r))]  # fmt: skip
-            store.finish(run, rounds, round=2)
+            finished(store, cell, "train", rounds, round=2, total=2, spec={"cell": cell}, **provenance)
         settings = {**PGD, "implementation": "fatbench 0.1"}
-        run = store.claim("a", "pgd-1@2", suite="s", total=0, settings=settings, provenance={"device": "cpu"})
-        assert run is not None
+        run = claimed(store, "a", "pgd-1@2", total=0, settings=settings, device="cpu")
         store.describe_run(run, {}, total=80)
         store.finish(run, [Number("seconds", 4.0, 2)])
         found = [(t.spec["cell"], t.attack, t.count, t.seconds) for t in timing.timed_runs(store)]
         assert found == [("a", None, 80, 18.0), ("b", None, 80, 18.0), ("a", PGD, 80, 4.0)]
-        assert [(t.count, t.seconds) for t in timing.timed_runs(store, after_round=1)] == [
-            (40, 12.0),
-            (40, 12.0),
-            (80, 4.0),
-        ]
+        late = [(t.count, t.seconds) for t in timing.timed_runs(store, after_round=1)]
+        assert late == [(40, 12.0), (40, 12.0), (80, 4.0)]
         assert all(t.wall is not None and 0 <= t.wall < 60 for t in timing.timed_runs(store))
         # a round that does not count is no start of a run either: 6 s of each cell
         every, late = ([t.wall or 0.0 for t in timing.timed_runs(store, after_round=k)] for k in (0, 1))
@@ -160,16 +144,12 @@ def test_what_is_done_is_subtracted(plan: Plan, tmp_path: Path) -> None:
     one, other = plan.cells
     with Store.open(str(tmp_path / "a.db"), create=True) as store:
         for cell, rounds in ((one, 4), (other, 3)):
-            store.add_cell(cell.id, cell.spec)
-            run = store.claim(cell.id, "train", suite="short", total=4, provenance={})
-            assert run is not None
+            run = claimed(store, cell.id, "train", suite="short", total=4, spec=cell.spec)
             if rounds == 4:
                 store.finish(run, round=4, record={name: {"round": 4} for name in plan.checkpoints})
             else:
                 store.commit(run, round=3)
-        run = store.claim(one.id, one.evaluations[0].stage(4), suite="short", total=0, provenance={})
-        assert run is not None
-        store.finish(run)
+        finished(store, one.id, one.evaluations[0].stage(4), suite="short", total=0)
         left = progress.cells_left(plan, store)
         assert [(e.label, models) for e, models in left(one)[1]] == [("pgd", 1), ("autoattack", 1)]
         assert left(one)[0] == 0.0
@@ -208,21 +188,17 @@ def test_a_calibration_takes_one_cell_of_a_kind_and_none_that_is_known(plan: Pla
 def test_the_default_on_a_gpu_trains_in_tf32_and_attacks_in_fp32() -> None:
     """Hours of sfat-cifar10 on an H200: training and its monitor as under tf32, attacks as under fp32."""
     plan = files.load("sfat-cifar10").plan()
-    auto, fp32, tf32 = (
-        gpu_estimates.speeds(plan.unique(), "h200", bits, None, "auto") for bits in ("auto", "fp32", "tf32")
-    )
+    cells = plan.unique()
+    auto, fp32, tf32 = known = [gpu_estimates.speeds(cells, "h200", p, None, "auto") for p in ("auto", "fp32", "tf32")]
     assert (auto.training, auto.monitoring, auto.passes) == (tf32.training, tf32.monitoring, fp32.passes)
-    hours = [
-        duration.estimate(plan.unique(), one, duration.whole_plan(plan)).seconds / 3600 for one in (auto, fp32, tf32)
-    ]
-    assert hours[2] < hours[0] < hours[1] / 1.5
+    of_auto, of_fp32, of_tf32 = (duration.estimate(cells, one, duration.whole_plan(plan)).seconds for one in known)
+    assert of_tf32 < of_auto < of_fp32 / 1.5
 
 
 def on_a_gpu(precision: str, path: str) -> tuple[float, float]:
     """Seconds of an image pass of training, and of an attack, of a network of two layers on an A100."""
-    model = SUITE.replace("{name: small_cnn, width: 4}", "{name: mlp, width: 100}").replace(
-        "  n: 40\n", "  n: 40\n  batch: 20\n"
-    )
+    model = SUITE.replace("{name: small_cnn, width: 4}", "{name: mlp, width: 100}")
+    model = model.replace("  n: 40\n", "  n: 40\n  batch: 20\n")
     Path("mlp.yaml").write_text(model)
     plan = files.load("mlp.yaml").plan()
     known = gpu_estimates.speeds(plan.unique(), "a100", precision, None, path)
@@ -230,9 +206,7 @@ def on_a_gpu(precision: str, path: str) -> tuple[float, float]:
     return known.training[duration.kind(spec)], known.passes[duration.network(spec)]
 
 
-def test_a_pass_takes_as_long_as_its_operations_or_as_starting_its_kernels(
-    plan: Plan, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_pass_takes_as_long_as_its_operations_or_as_starting_its_kernels(plan: Plan, monkeypatch) -> None:
     """A row times a matrix (n, m) is 2 n m operations, and as many backward. Digits are 8 x 8, of 10 classes."""
     operations = 2 * (64 * 100 + 100 * 10)
     spec = {**plan.cells[0].spec, "model": {"name": "mlp", "width": 100}}
@@ -245,17 +219,11 @@ def test_a_pass_takes_as_long_as_its_operations_or_as_starting_its_kernels(
     monkeypatch.setattr(gpu_estimates, "LAUNCH", 0.0)
     assert on_a_gpu("fp32", "loop") == pytest.approx((operations / 0.25 / 19.5e12,) * 2)
     assert on_a_gpu("bf16", "loop")[0] == pytest.approx(operations / 0.07 / 312e12)
-    mlp = files.load("mlp.yaml").plan()
-    known = gpu_estimates.speeds(mlp.unique(), "a100", "bf16", None, "loop")
+    cells = files.load("mlp.yaml").plan().unique()
+    known, exact = (gpu_estimates.speeds(cells, "a100", bits, None, "loop") for bits in ("bf16", "fp32"))
     assert list(known.autoattack.values()) == pytest.approx([operations / 0.25 / 19.5e12])  # it stays in float32
-    (cell, *_), left = (
-        mlp.cells,
-        lambda cell: (0.0, [(one, 1) for one in cell.evaluations if one.label == "autoattack"]),
-    )
-    bf16, fp32 = (
-        duration.estimate([cell], speeds, left).seconds
-        for speeds in (known, gpu_estimates.speeds(mlp.unique(), "a100", "fp32", None, "loop"))
-    )
+    left = lambda cell: (0.0, [(one, 1) for one in cell.evaluations if one.label == "autoattack"])  # noqa: E731
+    bf16, fp32 = (duration.estimate(cells[:1], speeds, left).seconds for speeds in (known, exact))
     assert bf16 == pytest.approx(fp32) and bf16 > 0
 
 
@@ -297,18 +265,10 @@ def test_recorded_steps_were_never_slower_where_both_were_measured() -> None:
     assert len(both) >= 24 and min(both) >= 1
 
 
-@pytest.mark.parametrize(
-    ("driver", "name"),
-    [
-        ("NVIDIA H200", "h200"),
-        ("NVIDIA A100-SXM4-80GB", "a100"),
-        ("NVIDIA L40S", "l40s"),
-        ("NVIDIA L40", None),
-        ("NVIDIA GeForce RTX 4090", "rtx4090"),
-    ],
-)
-def test_a_gpu_is_known_by_what_its_driver_calls_it(driver: str, name: str | None) -> None:
-    assert gpu_estimates.known_gpu(driver) == name
+def test_a_gpu_is_known_by_what_its_driver_calls_it() -> None:
+    names = {"NVIDIA H200": "h200", "NVIDIA A100-SXM4-80GB": "a100", "NVIDIA L40S": "l40s", "NVIDIA L40": None,
+             "NVIDIA GeForce RTX 4090": "rtx4090"}  # fmt: skip
+    assert {driver: gpu_estimates.known_gpu(driver) for driver in names} == names
 
 
 MEASURED = {  # network of results/bench/h200.json -> its settings, the side of its images, its name in the documents
@@ -352,17 +312,10 @@ def test_the_estimate_is_what_was_measured_or_the_page_says_where_it_is_off() ->
     assert (seen, sorted(found)) == (66, sorted(listed))
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "adfl-mnist",
-        *(
-            pytest.param(name, marks=pytest.mark.nightly)
-            for name in ("sfat-cifar10", "fat-transformers-iid", "fedvkd-cifar10")
-        ),
-        pytest.param("april-learning", marks=pytest.mark.nightly),
-    ],
-)
+LATER = ("sfat-cifar10", "fat-transformers-iid", "fedvkd-cifar10", "april-learning")
+
+
+@pytest.mark.parametrize("name", ["adfl-mnist", *(pytest.param(name, marks=pytest.mark.nightly) for name in LATER)])
 def test_a_weekend_is_a_part_of_the_paper_that_one_gpu_finishes(name: str) -> None:
     """Its cells and attacks are the paper's own, of one seed."""
     suite = files.load(name)
@@ -383,26 +336,21 @@ def test_a_run_on_a_gpu_says_what_is_chosen_and_what_would_be_faster() -> None:
     begin = "NVIDIA H200: --precision fp32, run.path graphs for 6 cells (graphs where steps repeat"
     assert said.startswith(begin) and "; estimated " in said
     said = gpu_estimates.choices(cells, "NVIDIA H100", "tf32", "fp32", "auto", auto=True, gpus=8)
-    auto = (
-        "--precision auto (tf32 for training and its monitor; fp32 for attacks after training), run.path graphs for 6"
-    )
-    assert said.startswith(f"8 x NVIDIA H100: {auto}")
+    auto = "--precision auto (tf32 for training and its monitor; fp32 for attacks after training)"
+    assert said.startswith(f"8 x NVIDIA H100: {auto}, run.path graphs for 6")
     assert "times as fast with --precision bf16" in said
     assert "times as fast with --precision bf16,tf32" in said  # AutoAttack is float32 under bf16
-    assert gpu_estimates.choices(cells[:1], "NVIDIA H200", "bf16", "tf32", "graphs") == (
-        "NVIDIA H200: --precision bf16,tf32, run.path graphs for 1 cells"
-    )
+    said = gpu_estimates.choices(cells[:1], "NVIDIA H200", "bf16", "tf32", "graphs")
+    assert said == "NVIDIA H200: --precision bf16,tf32, run.path graphs for 1 cells"
     assert gpu_estimates.choices(cells[:1], "Tesla T4", "fp32", None, "loop").endswith("its data sheet is not known")
 
 
 def test_a_plan_says_its_time_on_a_gpu_that_is_not_here(plan: Plan, run: Run) -> None:
-    _, shown, _ = run("plan", "suite", "short.yaml", "--on", "h200", "--precision", "bf16", "--jobs", "2")
+    short = ("plan", "suite", "short.yaml", "--on", "h200")
+    _, shown, _ = run(*short, "--precision", "bf16", "--jobs", "2")
     assert "time left on one H200: about " in shown and "an estimate: operations and kernels were counted" in shown
     assert "on 2 workers of that kind: " in shown
-    told = json.loads(run("plan", "suite", "short.yaml", "--on", "h200", "--format", "json")[1])
-    assert (
-        json.loads(run("plan", "suite", "short.yaml", "--on", "h200", "--precision", "auto", "--format", "json")[1])
-        == told
-    )
+    told, auto = (json.loads(run(*short, *more, "--format", "json")[1]) for more in ((), ("--precision", "auto")))
+    assert told == auto
     assert told["on"] == "h200" and told["time"]["seconds"] > 0 and told["time"]["unknown"] == 0
     assert list(Path().glob("*.db")) == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import io
 import json
@@ -9,7 +10,6 @@ import random
 import re
 import sqlite3
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -113,19 +113,39 @@ def content(store: Store) -> Any:
 # --- there and back ----------------------------------------------------------------------------------------------
 
 
+def with_attacked(path: Path) -> str:
+    """A new database with the cell of `attacked`: its path."""
+    with Store.open(str(path), create=True) as store:
+        attacked(store)
+    return str(path)
+
+
+def edit(path: str, *statements: str) -> int:
+    """Change a database as a person with SQLite would: how many rows the last statement changed."""
+    with contextlib.closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("PRAGMA ignore_check_constraints = ON")
+        return [connection.execute(statement).rowcount for statement in statements][-1]
+
+
+def flipped(content: bytes, place: int) -> bytes:
+    damaged = bytearray(content)
+    damaged[place // 8] ^= 1 << place % 8
+    return bytes(damaged)
+
+
+def put_database(path: Path, content: bytes) -> None:
+    path.write_bytes(content)
+    for log in ("wal", "shm", "journal"):
+        Path(f"{path}-{log}").unlink(missing_ok=True)
+
+
 def test_export_import_export_is_the_same(store: Store, other: Store, tmp_path: Path) -> None:
     fill(store)
     text = exported(store)
     assert exported(store) == text
     counts = import_(other, put(tmp_path, text))
-    assert counts == {
-        "cells": 2,
-        "new cells": 2,
-        "new replicates": 0,
-        "new stages": 3,
-        "new numbers": 6,
-        "numbers already here": 0,
-    }
+    assert counts == {"cells": 2, "new cells": 2, "new replicates": 0, "new stages": 3, "new numbers": 6,
+                      "numbers already here": 0}  # fmt: skip
     assert exported(other) == text
     assert other.cells() == store.cells()
     assert other.outcomes("b", "pgd20-x@2") == [(0, 9, b"\xff\x80"), (9, 3, b"\x40")]
@@ -249,12 +269,8 @@ def test_a_finished_cell_imports_as_done(store: Store, other: Store, tmp_path: P
     assert train.record == {"best": {"round": 2, "value": 0.25}}
     assert other.claim("b", "train", suite="s", total=4, provenance={}) is None
     unfinished = other.stages()["a", "train"]
-    assert (unfinished.status, unfinished.round, unfinished.checkpoint, unfinished.alive) == (
-        "interrupted",
-        2,
-        None,
-        False,
-    )
+    assert (unfinished.status, unfinished.round, unfinished.checkpoint) == ("interrupted", 2, None)
+    assert not unfinished.alive
     run = claim(other, "a", "train")
     other.restart(run)
     other.finish(run, [Number("loss", 2.5, 1)])
@@ -266,9 +282,8 @@ names = st.text(st.characters(codec="utf-8", exclude_characters="\0\t\n\r"), min
 )
 values = st.floats(-1e100, 1e100)
 stage_names = names.map(lambda name: f"{name.replace('@', '')}@1" if name.strip("@") else "train")
-json_values = st.recursive(
-    st.none() | st.booleans() | st.integers() | values | names, lambda inner: st.lists(inner, max_size=3)
-)
+plain = st.none() | st.booleans() | st.integers() | values | names
+json_values = st.recursive(plain, lambda inner: st.lists(inner, max_size=3))
 stages_of = st.fixed_dictionaries(
     {
         "commits": st.lists(
@@ -295,14 +310,11 @@ def build(store: Store, world: Any) -> None:
             position = 0
             for numbers, n in what["commits"]:
                 unique = {(metric, client): value for metric, client, value in numbers}
-                rows = [
-                    Number(metric, value, position + n, client=client) for (metric, client), value in unique.items()
-                ]
+                rows = [Number(m, value, position + n, client=client) for (m, client), value in unique.items()]
                 outcomes = (position, n, bytes([n * 11 % 256] * ((n + 7) // 8)))
                 position += n
-                store.commit(
-                    run, numbers=rows, round=position, outcomes=outcomes, record=what["record"], checkpoint="c"
-                )
+                said = {"numbers": rows, "outcomes": outcomes, "record": what["record"], "checkpoint": "c"}
+                store.commit(run, round=position, **said)
             match what["end"]:
                 case "finish":
                     store.finish(run)
@@ -315,18 +327,17 @@ def build(store: Store, world: Any) -> None:
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(worlds)
 def test_any_results_survive_the_journey(tmp_path_factory: pytest.TempPathFactory, world: Any) -> None:
-    folder = tmp_path_factory.mktemp("world")
-    with Store.open(str(folder / "a.db"), create=True) as here, Store.open(str(folder / "b.db"), create=True) as there:
-        build(here, world)
+    here, there = (Store.open(str(tmp_path_factory.mktemp("world") / "w.db"), create=True) for _ in range(2))
+    with here, there:
         text = exported(here)
-        file = put(folder, text)
+        file = put(tmp_path_factory.mktemp("file"), text)
         import_(there, file)
         assert exported(there) == text
         before = content(there)
         import_(there, file)
         assert content(there) == before
         assert content(there)[2] == content(here)[2]
-    assert "intact" in check(str(folder / "b.db"))
+    assert "intact" in check_of(there)
 
 
 # --- merging -----------------------------------------------------------------------------------------------------
@@ -383,8 +394,7 @@ def test_a_dead_run_here_is_no_live_one(store: Store, other: Store, tmp_path: Pa
 
 
 def test_a_run_whose_versions_are_not_known(other: Store, tmp_path: Path) -> None:
-    with Store.open(str(tmp_path / "here.db"), create=True) as here:
-        attacked(here)
+    with Store.open(with_attacked(tmp_path / "here.db")) as here:
         text = exported(here)
     head, line, _ = text.split("\n")
     cell = json.loads(line)
@@ -400,7 +410,6 @@ def test_the_settings_of_an_attack_travel(store: Store, other: Store, tmp_path: 
     store.add_cell("a", {"seed": 1})
     pgd = {"name": "pgd", "eps": "8/255", "implementation": "fatbench 0.1.0"}
     run = store.claim("a", "pgd20-ab@3", suite="s", total=4, provenance={}, settings=pgd)
-    assert run is not None
     store.finish(run, [Number("pgd20", 0.25, 3, n=4)])
     line = exported(store)
     import_(other, put(tmp_path, line))
@@ -432,10 +441,8 @@ def test_another_value_for_the_same_number(store: Store, other: Store, tmp_path:
     store.add_cell("a", {"seed": 1})
     text = as_rows(exported(store))
     for edited, said in ((",0.5,9,", "0.5 (n=9)"), (",0.25,10,", "0.25 (n=10)")):
-        message = (
-            f"{{}}:3: cell b train: w of client 3 of round 2 is {said} there and 0.25 (n=9) here; nothing was imported"
-        )
-        unchanged(other, put(tmp_path, resealed(text.replace(",0.25,9,", edited))), message)
+        message = f"{{}}:3: cell b train: w of client 3 of round 2 is {said} there and 0.25 (n=9) here"
+        unchanged(other, put(tmp_path, resealed(text.replace(",0.25,9,", edited))), f"{message}; nothing was imported")
         assert "a" not in other.cells()
 
 
@@ -473,18 +480,18 @@ def changed(line: str, change: Callable[[Any], Any]) -> str:
     return json.dumps(value) + "\n"
 
 
-ODD: list[tuple[str, Any, str]] = [
-    ("stages.0.stage", "pgd20", "stages.0.stage: String should match pattern '^(train|[^@]+@[0-9]{1,9})$'"),
-    ("runs.0.extra.vectorise", "x", "runs.0.extra.vectorise: Input should be a valid integer"),
-    ("spec.x", "a\0", "text that cannot be stored (a NUL, or half of a surrogate pair)"),
-    ("runs.0.started", "2026-02-30T10:00:00.000Z", "runs.0.started: 2026-02-30T10:00:00.000Z is not a valid time"),
-]  # fmt: skip
+ODD: dict[str, tuple[Any, str]] = {
+    "stages.0.stage": ("pgd20", "stages.0.stage: String should match pattern '^(train|[^@]+@[0-9]{1,9})$'"),
+    "runs.0.extra.vectorise": ("x", "runs.0.extra.vectorise: Input should be a valid integer"),
+    "spec.x": ("a\0", "text that cannot be stored (a NUL, or half of a surrogate pair)"),
+    "runs.0.started": ("2026-02-30T10:00:00.000Z", "runs.0.started: 2026-02-30T10:00:00.000Z is not a valid time"),
+}
 
 
-@pytest.mark.parametrize("number", range(len(ODD)))
+@pytest.mark.parametrize("path", ODD)
 @pytest.mark.promise("Input", "Every field of an imported line is checked before any of the line is stored")
-def test_a_field_that_cannot_be(empty: Store, lines: list[str], tmp_path: Path, number: int) -> None:
-    path, value, message = ODD[number]
+def test_a_field_that_cannot_be(empty: Store, lines: list[str], tmp_path: Path, path: str) -> None:
+    value, message = ODD[path]
 
     def change(cell: Any) -> None:
         *above, last = path.split(".")
@@ -496,13 +503,9 @@ def test_a_field_that_cannot_be(empty: Store, lines: list[str], tmp_path: Path, 
     unchanged(empty, file, "{}:3: " + message)
 
 
-def test_more_lines_than_promised(empty: Store, lines: list[str], tmp_path: Path) -> None:
+def test_more_lines_than_promised_and_files_that_are_no_text(empty: Store, lines: list[str], tmp_path: Path) -> None:
     file = put(tmp_path, "".join([*lines, lines[2]]))
     unchanged(empty, file, "{}:4: more cells than the 2 that the first line promises")
-
-
-def test_files_that_are_no_text(empty: Store, tmp_path: Path) -> None:
-    file = tmp_path / "model.pt"
     file.write_bytes(b"\x80\x02\xff")
     unchanged(empty, file, "{}: not a text file; expected one written by 'fatbench export'")
 
@@ -572,7 +575,7 @@ def test_an_import_waits_for_who_claims_a_stage_of_the_cell(store: Store, tmp_pa
         for cell, waits in (("b", False), ("a", True)):
             with store.database.writing() as connection:
                 connection.execute(select(CELLS.c.id).where(CELLS.c.id == cell).with_for_update(key_share=True))
-                with pytest.raises(FatbenchError, match="lock timeout") if waits else nullcontext():
+                with pytest.raises(FatbenchError, match="lock timeout") if waits else contextlib.nullcontext():
                     documents.seek(0)
                     exchange.take(impatient, checked, documents)
 
@@ -662,36 +665,26 @@ def attacked(store: Store, value: float = 0.5, **more: Any) -> None:
 FORGED = [
     ('"pgd20",0.5,8', '"pgd20",0.51,8', "pgd20-0a1b2c3d@2: pgd20 is 0.51, its outcomes say 0.5 (4 of 8)"),
     ('"run":0', '"run":1', "pgd20-0a1b2c3d@2: its run is one of train"),
-    (
-        '"train_accuracy",0.25',
-        '"train_accuracy",0.5',
-        "train: its digest does not match its numbers or outcomes: was it edited?",
-    ),
-]
+    ('"train_accuracy",0.25', '"train_accuracy",0.5',
+     "train: its digest does not match its numbers or outcomes: was it edited?"),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(("true", "forged", "message"), FORGED)
-def test_a_value_that_its_outcomes_contradict(
-    tmp_path: Path, empty: Store, true: str, forged: str, message: str
-) -> None:
+@pytest.mark.parametrize(("true", "forged", "said"), FORGED)
+def test_a_value_that_its_outcomes_contradict(tmp_path: Path, empty: Store, true: str, forged: str, said: str) -> None:
     """The line is named, and nothing is taken in, though its digests fit; test_problems.py has every rule."""
-    with Store.open(str(tmp_path / "true.db"), create=True) as store:
-        attacked(store)
+    with Store.open(with_attacked(tmp_path / "true.db")) as store:
         text = as_rows(exported(store))
     assert text.count(true)
     edited = text.replace(true, forged)
-    unchanged(empty, put(tmp_path, edited if "digest" in message else resealed(edited)), f"{{}}:2: cell a {message}")
+    unchanged(empty, put(tmp_path, edited if "digest" in said else resealed(edited)), f"{{}}:2: cell a {said}")
 
 
 def test_an_edited_database_is_neither_whole_nor_exported(tmp_path: Path) -> None:
-    path = str(tmp_path / "x.db")
-    with Store.open(path, create=True) as store:
-        attacked(store)
+    path = with_attacked(tmp_path / "x.db")
     assert "is intact" in check(path)
-    with sqlite3.connect(path) as connection:
-        judged = "SELECT id FROM round_metrics WHERE metric = 'pgd20'"
-        connection.execute(f"UPDATE numbers SET value = 0.51 WHERE round_metric IN ({judged})")
-    connection.close()
+    judged = "SELECT id FROM round_metrics WHERE metric = 'pgd20'"
+    edit(path, f"UPDATE numbers SET value = 0.51 WHERE round_metric IN ({judged})")
     said = "pgd20 is 0.51, its outcomes say 0.5 (4 of 8); cell a pgd20-0a1b2c3d@2: its digest does not match"
     said += " its numbers or outcomes: was it edited?"
     with pytest.raises(DatabaseError, match=f"is damaged: cell a pgd20-0a1b2c3d@2: {re.escape(said)}$"):
@@ -706,13 +699,9 @@ def test_an_edited_database_is_neither_whole_nor_exported(tmp_path: Path) -> Non
 @pytest.mark.parametrize("command", [["show", "a"], ["export", "--format", "csv"]])
 def test_no_command_ends_in_a_traceback_on_a_damaged_record(tmp_path: Path, command: list[str]) -> None:
     """Text that is no JSON any more, wherever it is read first: the same sentence as that of `db check`."""
-    path = str(tmp_path / "x.db")
-    with Store.open(path, create=True) as store:
-        attacked(store)
-    with sqlite3.connect(path) as connection:
-        for table, column in (("cells", "spec"), ("runs", "extra"), ("runs", "versions"), ("stages", "record")):
-            connection.execute(f"UPDATE {table} SET {column} = '{{\"a\"(1}}'")
-    connection.close()
+    path = with_attacked(tmp_path / "x.db")
+    columns = {"cells": "spec", "runs": "extra = '{\"a\"(1}', versions", "stages": "record"}
+    edit(path, *(f"UPDATE {table} SET {column} = '{{\"a\"(1}}'" for table, column in columns.items()))
     result = CliRunner().invoke(app, [*command, "--db", path])
     assert isinstance(result.exception, DatabaseError), result.exception
     assert re.search(r"x\.db is damaged: cells a to a: it cannot be read \(Expecting", str(result.exception))
@@ -725,11 +714,7 @@ def test_no_flipped_bit_of_the_header_of_a_database_is_a_traceback(step: int, tm
     Store.open(str(path), create=True).close()
     content = path.read_bytes()
     for place in range(0, 800, step):
-        damaged = bytearray(content)
-        damaged[place // 8] ^= 1 << place % 8
-        path.write_bytes(damaged)
-        for log in (f"{path}-wal", f"{path}-shm"):
-            Path(log).unlink(missing_ok=True)
+        put_database(path, flipped(content, place))
         try:
             Store.open(str(path)).close()
         except FatbenchError as error:
@@ -744,8 +729,7 @@ FLIPS = [40, pytest.param(2000, marks=pytest.mark.nightly)]
 def test_no_flipped_bit_of_a_database_is_called_intact(flips: int, tmp_path: Path) -> None:
     """The export says the same, or is refused in a sentence; then `db check` says that the file is damaged."""
     path = tmp_path / "x.db"
-    with Store.open(str(path), create=True) as store:
-        attacked(store)
+    with Store.open(with_attacked(path)) as store:
         store.store_points([Point("other", "quick", "a", method="FAT", evaluations=("pgd20-x",))])
         text = exported(store)
     content, draws, other = path.read_bytes(), random.Random(32), 0
@@ -753,11 +737,7 @@ def test_no_flipped_bit_of_a_database_is_called_intact(flips: int, tmp_path: Pat
     used = [place for place in places if any(content[max(0, place // 8 - 4) : place // 8 + 5])][:flips]
     assert len(used) == flips
     for place in used:
-        damaged = bytearray(content)
-        damaged[place // 8] ^= 1 << place % 8
-        path.write_bytes(damaged)
-        for log in (f"{path}-wal", f"{path}-shm", f"{path}-journal"):
-            Path(log).unlink(missing_ok=True)
+        put_database(path, flipped(content, place))
         try:
             with Store.open(str(path)) as store:
                 found = exported(store)
@@ -777,15 +757,12 @@ def test_no_flipped_bit_of_a_database_is_called_intact(flips: int, tmp_path: Pat
 @pytest.mark.parametrize("flips", FLIPS)
 def test_no_flipped_bit_of_a_file_is_imported(flips: int, tmp_path: Path) -> None:
     """What is taken in of a file with a flipped bit says the same as before."""
-    with Store.open(str(tmp_path / "x.db"), create=True) as store:
-        attacked(store)
+    with Store.open(with_attacked(tmp_path / "x.db")) as store:
         text = exported(store)
     content, draws, refused = text.encode(), random.Random(32), 0
+    file = tmp_path / "results.jsonl"
     for place in draws.sample(range(8 * len(content)), flips):
-        damaged = bytearray(content)
-        damaged[place // 8] ^= 1 << place % 8
-        file = tmp_path / "results.jsonl"
-        file.write_bytes(damaged)
+        file.write_bytes(flipped(content, place))
         url = str(tmp_path / f"{place}.db")
         with Store.open(url, create=True) as store:
             try:
@@ -798,9 +775,7 @@ def test_no_flipped_bit_of_a_file_is_imported(flips: int, tmp_path: Path) -> Non
     assert refused > flips / 4
 
 
-@pytest.mark.parametrize(
-    ("content", "is_one"), [(b"{", True), (b'{"cells":1}\n', True), (b"", False), (b"SQL{", False)]
-)
+@pytest.mark.parametrize(("content", "is_one"), [(b"{", True), (b'{"cells":1}', True), (b"", False), (b"SQL{", False)])
 def test_an_export_begins_with_a_brace(content: bytes, is_one: bool, tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(content)
     assert exchange.is_export(tmp_path / "x") is is_one
@@ -842,39 +817,31 @@ EDITED = {  # what is edited: where the message of the export says so; a NULL is
 }
 
 
-@pytest.mark.parametrize("edit", EDITED)
-def test_every_column_of_an_export_is_checked(edit: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("statement", EDITED)
+def test_every_column_of_an_export_is_checked(statement: str, tmp_path: Path) -> None:
     """Of a finished stage its digest covers all; its keys, and the fields of what is not finished, are looked at."""
-    path = str(tmp_path / "x.db")
-    with Store.open(path, create=True) as store:
-        attacked(store)
+    path = with_attacked(tmp_path / "x.db")
+    with Store.open(path) as store:
         store.add_cell("b", {"seed": 1})
         run = claim(store, "b", "train")
         store.commit(run, numbers=[Number("loss", 2.5, 1)], round=1, checkpoint="s1")
         store.store_points([Point("other", "quick", "a", method="FAT", evaluations=("pgd20-x",))])
-    with sqlite3.connect(path) as connection:
-        connection.execute("PRAGMA ignore_check_constraints = ON")
-        assert connection.execute(edit).rowcount
-    connection.close()
-    with Store.open(path) as store, pytest.raises(DatabaseError, match=EDITED[edit]) as refused:
+    assert edit(path, statement)
+    with Store.open(path) as store, pytest.raises(DatabaseError, match=EDITED[statement]) as refused:
         exported(store)
     assert "None" not in str(refused.value)  # the address, where it is said
 
 
 @pytest.mark.parametrize(
-    ("edit", "message"),
+    ("statement", "message"),
     [
         ("UPDATE cells SET seed = 2", "cell a: its seed is recorded as 2, but is 1"),
         ("UPDATE stages SET heartbeat = 'late'", "cell a pgd20-0a1b2c3d@2: its heartbeat is not a time"),
     ],
 )
-def test_what_no_line_says_is_checked_too(edit: str, message: str, tmp_path: Path) -> None:
-    path = str(tmp_path / "x.db")
-    with Store.open(path, create=True) as store:
-        attacked(store)
-    with sqlite3.connect(path) as connection:
-        connection.execute(edit)
-    connection.close()
+def test_what_no_line_says_is_checked_too(statement: str, message: str, tmp_path: Path) -> None:
+    path = with_attacked(tmp_path / "x.db")
+    edit(path, statement)
     with pytest.raises(DatabaseError, match=f"is damaged: {message}"):
         check(path)
 
@@ -914,10 +881,8 @@ def test_sentences_in_the_names_of_older_numbers_become_codes(store: Store, othe
         import_(other, file)
         assert {(row["metric"], row["value"]) for row in other.measurements()} == {*names.values()}
     text = exported(other)
-    assert (
-        "flag_" not in text
-        and json.loads(text.splitlines()[1])["runs"] == json.loads(exported(store).splitlines()[1])["runs"]
-    )
+    assert "flag_" not in text
+    assert json.loads(text.splitlines()[1])["runs"] == json.loads(exported(store).splitlines()[1])["runs"]
 
 
 @pytest.mark.parametrize("label", ["SFAT", "FAT"])

@@ -85,9 +85,8 @@ def small_class(kind: str, **more: Any) -> Any:
 
 def at(model: nn.Module, x: Tensor, y: Tensor, generator: torch.Generator, *, eps: float) -> tuple[Tensor, Tensor]:
     """Adversarial training of one step: draws, and takes a gradient by the images."""
-    return OBJECTIVES["at"](
-        model, x, y, generator, attack=functools.partial(ATTACKS["pgd"], eps=eps, step=eps, steps=1)
-    )
+    pgd = functools.partial(ATTACKS["pgd"], eps=eps, step=eps, steps=1)
+    return OBJECTIVES["at"](model, x, y, generator, attack=pgd)
 
 
 def member(kind: str, name: str, **more: Any) -> Any:
@@ -202,7 +201,7 @@ def test_attack(name: str, gpu: Pretended, monkeypatch: pytest.MonkeyPatch) -> N
     attack, noise = member("Attack", name), rng.generator(0, "attack", device=CUDA)
     foreign = (signatures.describe("Attack", name).entry or {}).get("packages")
     if name == "autoattack":
-        few_steps(monkeypatch)
+        members.short_autoattack(monkeypatch, 2, 2)
         monkeypatch.setattr(packages, "_skip_unchanged", lambda ask: pytest.fail("more launches than it saves"))
     gpu.waits.clear()
     assert attack(model, x, y, noise).device == CUDA
@@ -210,41 +209,23 @@ def test_attack(name: str, gpu: Pretended, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.nightly
-def test_autoattack_has_the_same_outcomes_whatever_fits_at_a_time(
-    gpu: Pretended, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    few_steps(monkeypatch)
+def test_autoattack_has_the_same_outcomes_whatever_fits_at_a_time(gpu: Pretended, monkeypatch: Any) -> None:
+    members.short_autoattack(monkeypatch, 2, 2)
     model, (x, y) = network("vit").to(CUDA).eval(), batch(9)
     with torch.no_grad():
         y = model(x).argmax(1)  # so that all of them stand at first
     outcomes: list[list[bool]] = []
     physical: list[int] = []
     model.register_forward_pre_hook(lambda module, given: physical.append(len(given[0])))
+    attack = member("Attack", "autoattack", eps=0.05)
     for fits in (1, 7, 500):
         monkeypatch.setattr(packages, "part_of", lambda x, model, fits=fits: fits)
         physical.clear()
-        x_adv = calls.build("Attack", calls.call("Attack", {"name": "autoattack", "eps": 0.05}))(
-            model, x, y, rng.generator(0, "attack", device=CUDA)
-        )
+        x_adv = attack(model, x, y, rng.generator(0, "attack", device=CUDA))
         assert max(physical) <= fits or fits == 500
         with torch.no_grad():
             outcomes.append((model(x_adv).argmax(1) == y).cpu().tolist())
     assert outcomes[0] == outcomes[1] == outcomes[2] and 0 < sum(outcomes[0]) < 9
-
-
-def few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """AutoAttack with two steps in place of hundreds."""
-    import pyautoattack
-
-    real = pyautoattack.AutoAttack.__init__
-
-    def init(self: Any, *args: Any, **kwargs: Any) -> None:
-        real(self, *args, **kwargs)
-        for stage in (self.apgd, self.apgd_targeted, self.fab):
-            stage.n_iter = 2
-        self.square.n_queries = 2
-
-    monkeypatch.setattr(pyautoattack.AutoAttack, "__init__", init)
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)
@@ -315,10 +296,8 @@ def test_model(name: str, gpu: Pretended) -> None:
     if "edge" in calls.call("Model", {"name": name}).parts:
         return  # walked by the algorithms that train it
     local = LocalTraining(batch=2, lr=0.01, objective=OBJECTIVES["standard"])
-    rounds = ALGORITHMS["fedavg"](
-        on, state, rounds=1, participation=1.0, aggregator=AGGREGATORS["samples"], local=local
-    )
-    result = next(rounds)
+    samples = AGGREGATORS["samples"]
+    (result,) = ALGORITHMS["fedavg"](on, state, rounds=1, participation=1.0, aggregator=samples, local=local)
     assert {value.device for value in result.state.model.values()} == {CUDA}
 
 
@@ -377,9 +356,7 @@ def test_a_step_of_an_inversion_waits_for_nothing(name: str, gpu: Pretended) -> 
     assert not (more - few), "waits inside a step"
 
 
-@pytest.mark.parametrize(
-    "algorithm", ["fedavg", "fedgkt"]
-)  # clients that upload a model, and those that upload features
+@pytest.mark.parametrize("algorithm", ["fedavg", "fedgkt"])  # clients that upload a model, and features
 @pytest.mark.parametrize("name", DIAGNOSTICS)
 def test_diagnostic(name: str, algorithm: str, gpu: Pretended) -> None:
     said = refusals("Diagnostic", name)
@@ -399,9 +376,8 @@ def test_diagnostic(name: str, algorithm: str, gpu: Pretended) -> None:
         few["inversion"] = functools.partial(member("Inversion", "matching"), steps=1)
     if name == "exposure" and algorithm == "fedgkt":
         few |= {"inversion": None, "attackers": "component"}
-    diagnostic = functools.partial(
-        calls.function(signatures.describe("Diagnostic", name)), **{**settings("Diagnostic", name), **few}
-    )
+    diagnostic = calls.function(signatures.describe("Diagnostic", name))
+    diagnostic = functools.partial(diagnostic, **{**settings("Diagnostic", name), **few})
     noise = rng.generator(0, "probe", device=CUDA)
     assert diagnostic(on, result, on.images, on.labels, member("Attack", "fgsm"), noise)
 

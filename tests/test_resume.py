@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from crew import fork_server, recovering
+from crew import diverging, fork_server, recovering
 
 from fatbench.runner import attacking
 from fatbench.runner.jobs import Event, Job, Machine, Recovery
@@ -31,6 +31,7 @@ title: Three rounds of two clients on a few digits
 seeds: [3]
 base:
   data: digits
+  monitor: &pgd2 {name: pgd, eps: 8/255, step: 4/255, steps: 2}
   train: 80
   test: 40
   validation: 16
@@ -40,23 +41,14 @@ base:
   algorithm:
     name: scaffold
     rounds: 3
-    local:
-      epochs: 1
-      batch: 16
-      lr: 0.05
-      momentum: 0.9
-      objective: {name: at, attack: {name: pgd, eps: 8/255, step: 4/255, steps: 2}}
+    local: {epochs: 1, batch: 16, lr: 0.05, momentum: 0.9, objective: {name: at, attack: *pgd2}}
     aggregator: {name: sfat, alpha: 1/6, top: 1}
-  monitor: {name: pgd, eps: 8/255, step: 4/255, steps: 2}
 evaluate:
   n: 40
   batch: 15
   checkpoints: [last, best-val, best-test]
-  attacks:
-    natural: natural
-    pgd2: {name: pgd, eps: 8/255, step: 4/255, steps: 2}
-presets:
-  paper: {}
+  attacks: {natural: natural, pgd2: *pgd2}
+presets: {paper: {}}
 """
 
 
@@ -86,12 +78,8 @@ def done(whole: Machine, tmp_path: Path) -> Machine:
 
 
 def machine(folder: Path, every: float = 0.0) -> Machine:
-    return Machine(
-        db=str(folder / "r.db"),
-        files=str(folder / "files"),
-        data=str(folder / "data"),
-        recovery=Recovery(checkpoint_seconds=every),
-    )
+    how = Recovery(checkpoint_seconds=every)
+    return Machine(str(folder / "r.db"), str(folder / "files"), str(folder / "data"), recovery=how)
 
 
 def child(job: Job, machine: Machine, crash: tuple[str, str, int] | None) -> None:
@@ -306,11 +294,7 @@ def test_models_that_are_gone_are_trained_again_for_an_attack_added_later(job, d
 
 
 def test_a_training_that_diverges_is_a_row_with_its_reason(job, tmp_path):
-    import copy
-
-    spec = copy.deepcopy(job.spec)
-    spec["algorithm"]["local"]["lr"] = 1e30
-    wild = replace(job, cell="wild", spec=spec)
+    wild = diverging(job)
     place = machine(tmp_path)
     with Store.open(place.db, create=True) as store:
         assert work(wild, place, store) == "failed"

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import datetime
 import getpass
+import itertools
 import os
 import signal
 import subprocess
@@ -91,10 +92,8 @@ def test_the_script():
         assert f"#SBATCH --{option}\n" in head
     assert "hold" not in head and "wckey" not in head
     assert body.startswith("module load cuda\nexport A='b c'\nset +e\n")
-    assert (
-        "--container-image=x apptainer exec --nv 'my image.sif' python -m fatbench.runner.executors.slurm.job 0123abcd"
-        in body
-    )
+    command = "'my image.sif' python -m fatbench.runner.executors.slurm.job 0123abcd"
+    assert f"--container-image=x apptainer exec --nv {command}" in body
     assert subprocess.run(["bash", "-n"], input=text, text=True).returncode == 0
     assert "gpus" not in table.script({}, "cpu", "") and sys.executable in table.script({}, "cpu", "")
     assert "#SBATCH --signal=USR1@30\n" in table.script({"time": 2}, "cpu", "")  # not three quarters of its time
@@ -139,15 +138,26 @@ def test_jobs_inherit_no_job_and_no_option_around_them(jobs, machine, fake_slurm
     for name in ("SLURM_JOB_ID", "SLURM_MEM_PER_NODE", "SBATCH_EXPORT", "SLURM_CONF", "MY_SLURM_X"):
         monkeypatch.setenv(name, f"of {name}")
     log = fake_slurm('for job in 0 1 2; do echo "77_$job|CANCELLED|None"; done')
-    slurm.run(Work(jobs, machine), ["cpu"] * 3, ignore, never, note=ignore_note)
+    slurm.run(Work(jobs, machine), ["cpu"] * 3, ignore, never, note=never_said)
     passed = dict(line.split("=", 1) for line in (log / "env").read_text().splitlines() if "=" in line)
     assert {name for name in passed if name.startswith(("SLURM_", "SBATCH_"))} == {"SLURM_CONF"}
     assert passed["MY_SLURM_X"] == "of MY_SLURM_X" and passed["HOME"] == os.environ["HOME"]
     assert passed[driver.DATABASE] == machine.db
 
 
-def ignore_note(text: str) -> None:
+def never_said(text: str) -> None:
     pass
+
+
+def driven(machine: Machine, jobs: list[Job], wishes: Callable[[], int] = never, **more: Any) -> set[str]:
+    """How the cells end of a driver with three slots."""
+    return {*slurm.run(Work(jobs, machine), ["cpu"] * 3, ignore, wishes, **more).values()}
+
+
+def stopping(after: int, wish: int = 1) -> Callable[[], int]:
+    """Asks to stop from then on."""
+    asked = itertools.count()
+    return lambda: wish * (next(asked) >= after)
 
 
 @pytest.mark.parametrize(
@@ -171,9 +181,7 @@ def test_every_reason_has_its_advice(reason, what):
 def test_why_jobs_wait_is_said_once(jobs, machine, fake_slurm):
     fake_slurm('echo "77_0|PENDING|PartitionTimeLimit"; echo "77_1|PENDING|JobHeldUser"; echo "77_2|PENDING|Priority"')
     notes: list[str] = []
-    wishes = iter([0] * 20 + [1] * 1000)
-    outcomes = slurm.run(Work(jobs, machine), ["cpu"] * 3, ignore, lambda: next(wishes), note=notes.append)
-    assert {*outcomes.values()} == {"interrupted"}
+    assert driven(machine, jobs, stopping(20), note=notes.append) == {"interrupted"}
     waits = [note for note in notes if " wait: " in note]
     assert sorted(note.split(" wait: ")[1].split(":")[0] for note in waits) == [
         "JobHeldUser", "PartitionTimeLimit", "Priority",
@@ -184,16 +192,14 @@ def test_why_jobs_wait_is_said_once(jobs, machine, fake_slurm):
 def test_one_signal_ends_a_run_whose_jobs_wait_with_one_scancel(jobs, machine, fake_slurm, tmp_path):
     """Also where one has run before and was put back into the queue."""
     log = fake_slurm('for job in 0 1 2; do echo "77_$job|PENDING|BeginTime"; done')
-    wishes = iter([0, 0] + [1] * 1000)
-    notes: list[str] = []
+    asked, notes = stopping(2), list[str]()
 
     def stop() -> int:
-        wish = next(wishes)
         for pool in pools(machine):
             pool.enter("77_1", "n1")
-        return wish
+        return asked()
 
-    assert {*slurm.run(Work(jobs, machine), ["cpu"] * 3, ignore, stop, note=notes.append).values()} == {"interrupted"}
+    assert driven(machine, jobs, stop, note=notes.append) == {"interrupted"}
     assert calls(log, "scancel") == ["scancel --state=PENDING 77"]
     assert not Path(machine.files, "slurm").exists()  # no job has left a log
 
@@ -204,8 +210,7 @@ def test_the_second_signal_leaves_nothing(jobs, machine, fake_slurm, monkeypatch
         'for job in 0 1 2; do if grep -q "scancel 77" $(dirname $(dirname $0))/calls; then'
         ' echo "77_$job|CANCELLED|None"; else echo "77_$job|RUNNING|None"; fi; done'
     )
-    wishes = iter([0] * 9 + [2] * 1000)
-    assert {*slurm.run(Work(jobs, machine), ["cpu"] * 3, ignore, lambda: next(wishes)).values()} == {"interrupted"}
+    assert driven(machine, jobs, stopping(9, 2)) == {"interrupted"}
     assert calls(log, "scancel") == ["scancel --state=PENDING 77", "scancel 77"]
 
 
@@ -216,15 +221,15 @@ def test_as_many_jobs_as_the_queue_takes(jobs, machine, fake_slurm, monkeypatch)
     refuse += ' [ "$(grep -c "array=0-0" $(dirname $(dirname $0))/calls)" = 1 ] || { echo "sbatch: error:'
     refuse += ' QOSMaxSubmitJobPerUserLimit" >&2; exit 1; };'
     log = fake_slurm('echo "77_0|RUNNING|None"', refuse)
-    notes, wishes = list[str](), iter([0] * 9 + [1] * 1000)
-    slurm.run(Work(jobs, machine), ["cpu"] * 3, ignore, lambda: next(wishes), note=notes.append)
+    notes: list[str] = []
+    driven(machine, jobs, stopping(9), note=notes.append)
     assert [call.split()[2] for call in calls(log, "sbatch")] == ["--array=0-2", "--array=0-0", "--array=0-0"]
     assert notes[0].startswith("sbatch: QOSMaxSubmitJobPerUserLimit: 1 jobs take all cells in turn")
 
 
 def test_arrays_are_no_larger_than_slurm_allows(jobs, machine, fake_slurm):
     log = fake_slurm('for job in 0 1; do echo "77_$job|CANCELLED|None"; done', most=2)
-    slurm.run(Work(jobs, machine), ["cpu"] * 3, ignore, never)
+    driven(machine, jobs)
     assert [call.split()[2] for call in calls(log, "sbatch")] == ["--array=0-1", "--array=0-0"]
 
 
@@ -233,15 +238,13 @@ def test_a_job_that_ended_without_a_word_is_submitted_again(jobs, machine, fake_
     monkeypatch.setattr(driver, "NO_CELL", 100)
     log = fake_slurm('echo "77_0|TIMEOUT|None"')
     notes: list[str] = []
-    assert slurm.run(Work(jobs[:1], machine), ["cpu"], ignore, never, note=notes.append) == {
-        jobs[0].cell: "interrupted"
-    }
+    assert driven(machine, jobs[:1], note=notes.append) == {"interrupted"}
     assert len(calls(log, "sbatch")) == 1 + driver.TRIES
     assert notes[0].startswith("SLURM job 77_0 ended: TIMEOUT (it did not stop in time: give a longer")
     assert notes[0].endswith("): it is submitted again (1 of 5 times)")
     assert notes[-1].endswith("it was submitted 6 times and is not submitted again")
     log = fake_slurm('echo "77_0|CANCELLED|None"')
-    slurm.run(Work(jobs[:1], machine), ["cpu"], ignore, never, note=notes.append)
+    driven(machine, jobs[:1], note=notes.append)
     assert len(calls(log, "sbatch")) == 2 + driver.TRIES and notes[-1].endswith("CANCELLED: it is not submitted again")
 
 
@@ -250,7 +253,7 @@ def test_jobs_that_never_take_a_cell_end_the_run_with_the_end_of_their_log(jobs,
     fake_slurm('echo "77_0|FAILED|NonZeroExitCode"', 'echo "job.sh: line 9: module: command not found" > $(echo "$*" |'
                ' sed "s/.*--error=//; s/ .*//; s/%A_%a/77_0/");')  # fmt: skip
     with pytest.raises(MachineError, match=r"5 SLURM jobs in a row .*FAILED; .*77_0\.log ends: job\.sh: .* not found"):
-        slurm.run(Work(jobs[:1], machine), ["cpu"], ignore, never, note=ignore_note)
+        driven(machine, jobs[:1], note=never_said)
 
 
 def test_a_node_without_a_working_gpu_is_excluded_and_no_cell_fails(jobs, machine, fake_slurm, monkeypatch):
@@ -290,9 +293,8 @@ def test_a_driver_that_starts_again_follows_what_is_in_the_queue(jobs, machine, 
         pool.left("77_1", "exit")
         return 0
 
-    assert slurm.run(Work(jobs, machine), ["cpu"] * 3, seen, stop, note=notes.append) == {
-        job.cell: "done" for job in jobs
-    }
+    ended = slurm.run(Work(jobs, machine), ["cpu"] * 3, seen, stop, note=notes.append)
+    assert ended == {one.cell: "done" for one in jobs}
     assert notes == ["SLURM array 77 is in the queue with these cells: this run follows it"]
     assert not (log / "calls").exists() or not calls(log, "sbatch")
     assert [event.kind for _, event in seen.seen] == ["done"] * 3  # what was told before is not told again
@@ -436,21 +438,14 @@ def test_another_user_s_run_on_the_same_database_is_left_alone(jobs, machine, fa
     pool.expect({"77_0": 0})
     monkeypatch.setattr(getpass, "getuser", lambda: "somebody")
     log = fake_slurm('echo "77_0|CANCELLED|None"')
-    slurm.run(Work(jobs[:1], machine), ["cpu"], ignore, never, note=ignore_note)
+    driven(machine, jobs[:1], note=never_said)
     assert len(calls(log, "sbatch")) == 1 and pool.work() is not None
 
 
 def test_status_and_show_name_the_job_of_a_cell(jobs, machine, run):
     with Store.open(machine.db) as store:
         store.add_cell(jobs[0].cell, jobs[0].spec)
-        about = {
-            "host": "n7",
-            "pid": 4711,
-            "slurm_job": "77_3",
-            "device": "cpu",
-            "precision": "fp32",
-            "commit": "c" * 40,
-        }
+        about = {"host": "n7", "pid": 4711, "slurm_job": "77_3", "device": "cpu", "precision": "fp32", "commit": "c"}
         store.claim(jobs[0].cell, "train", suite="crew", total=4, provenance=about)
     code, out, _ = run("status", "crew.yaml", "--db", machine.db)
     assert code == 0 and f"{jobs[0].cell} train is held by process 4711 on n7, SLURM job 77_3, last progress" in out

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from sqlalchemy import event
+from stored import claimed
 
 from fatbench.runner import progress
 from fatbench.store import jsonl as lines_of_results
@@ -36,8 +37,7 @@ axes:
 {rounds}
 evaluate:
   attacks: {natural: natural, fgsm: {name: fgsm, eps: 8/255}}
-presets:
-  paper: {}
+presets: {paper: {}}
 """
 
 
@@ -53,38 +53,15 @@ def grid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> files.Suite:
     return files.load("suites/grid.yaml")
 
 
-def calls_of(monkeypatch: pytest.MonkeyPatch, where: Any, name: str) -> list[tuple[Any, ...]]:
-    """The arguments of every call of a function from now on."""
-    seen: list[tuple[Any, ...]] = []
-    function = getattr(where, name)
-
-    def counted(*args: Any, **kwargs: Any) -> Any:
-        seen.append(args)
-        return function(*args, **kwargs)
-
-    monkeypatch.setattr(where, name, counted)
-    return seen
-
-
-# --- files -------------------------------------------------------------------------------------------------------
-
-
-# --- plans -------------------------------------------------------------------------------------------------------
-
-
-def test_the_list_of_suites_reads_none_of_ours_and_counts_others(
-    grid: files.Suite, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_list_of_suites_reads_none_of_ours_and_counts_others(grid: files.Suite, monkeypatch: Any) -> None:
     """A suite of ours that was edited is another."""
-    expanded = calls_of(monkeypatch, language.Expansion, "plan")
+    expanded, plan = [], language.Expansion.plan
+    monkeypatch.setattr(language.Expansion, "plan", lambda self, *given: (expanded.append(self), plan(self, *given))[1])
     rows = {row["name"]: row["presets"] for row in files.listing()}
     assert rows["grid"] == {"paper": 180} and len(expanded) == 1
     assert rows["fat-byzantine"]["smoke"] == 100
     monkeypatch.setattr(files, "locate", lambda name: Path("suites/grid.yaml"))
     assert {row["presets"]["paper"] for row in files.listing()} == {180}
-
-
-# --- what is printed ---------------------------------------------------------------------------------------------
 
 
 # --- the database ------------------------------------------------------------------------------------------------
@@ -95,41 +72,36 @@ def store(url: str) -> Any:
     """Three cells: two trained by suite a, one of them by suite b too; the third is failed, of a."""
     with Store.open(url, create=True) as store:
         for cell, suite, end in (("aa1", "a", "done"), ("aa2", "a", "failed"), ("ab3", "a", "done")):
-            store.add_cell(cell, {"seed": 0})
-            run = store.claim(cell, "train", suite=suite, total=1, provenance={"preset": "paper"})
-            assert run is not None
+            run = claimed(store, cell, "train", suite=suite, spec={"seed": 0}, preset="paper")
             if end == "done":
                 store.finish(run, round=1)
             else:
                 store.fail(run, "no")
-        run = store.claim("aa1", "natural-1@1", suite="b", total=1, provenance={})
+        claimed(store, "aa1", "natural-1@1", suite="b")
         store.add_cell("zz9", {"seed": 0})
         yield store
 
 
-def statements(store: Store) -> list[str]:
-    sent: list[str] = []
-    event.listen(store.database._engine, "before_cursor_execute", lambda c, cursor, text, *_: sent.append(text))
+def statements(store: Store) -> list[tuple[str, Any]]:
+    """What is sent from now on, with its parameters."""
+    sent: list[tuple[str, Any]] = []
+    heard = lambda c, cursor, text, given, *_: sent.append((text, given))  # noqa: E731
+    event.listen(store.database._engine, "before_cursor_execute", heard)
     return sent
 
 
 def test_bare_status_is_one_query_and_loads_no_spec(store: Store) -> None:
     sent = statements(store)
-    assert progress.by_suite(store) == {
-        ("a", "paper"): {"done": 2, "failed": 1, "running": 0, "todo": 0},
-        ("b", ""): {"done": 1, "failed": 0, "running": 0, "todo": 0},
-    }
-    selects = [text for text in sent if text.lstrip().upper().startswith("SELECT")]
+    one = {"done": 1, "failed": 0, "running": 0, "todo": 0}
+    assert progress.by_suite(store) == {("a", "paper"): {**one, "done": 2, "failed": 1}, ("b", ""): one}
+    selects = [text for text, _ in sent if text.lstrip().upper().startswith("SELECT")]
     assert len(selects) == 1 and "spec" not in selects[0]
 
 
 @pytest.mark.parametrize("url", ["sqlite"], indirect=True)
 def test_how_long_stages_took_is_read_by_cell_and_not_from_all_numbers(store: Store) -> None:
     """SQLite's plan of each query: numbers are searched by their keys, never scanned."""
-    sent: list[tuple[str, Any]] = []
-    event.listen(
-        store.database._engine, "before_cursor_execute", lambda c, cursor, text, given, *_: sent.append((text, given))
-    )
+    sent = statements(store)
     timing.timed_runs(store)
     asked = [(text, given) for text, given in sent if "numbers" in text]
     assert len(asked) == 1
@@ -154,9 +126,8 @@ def imported(folder: Path, *command: str, parts: int = 1) -> set[str]:
         "print(*seen, 'garbage' * any(one['collections'] > 20 for one in "
         "gc.get_stats()), file=sys.stderr)"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code, *command], cwd=folder, capture_output=True, text=True, check=True
-    )
+    program = [sys.executable, "-c", code, *command]
+    done = subprocess.run(program, cwd=folder, capture_output=True, text=True, check=True)
     assert done.stdout or "--log" in command
     return set(done.stderr.split())
 
@@ -235,9 +206,8 @@ def test_a_list_of_suites_needs_no_library_of_numbers(tmp_path: Path) -> None:
 
 
 def test_the_script_that_a_worker_reads_anew_imports_no_command_line() -> None:
-    module, _, function = tomllib.loads((SUITES.parent / "pyproject.toml").read_text())["project"]["scripts"][
-        "fatbench"
-    ].partition(":")
+    project = tomllib.loads((SUITES.parent / "pyproject.toml").read_text())["project"]
+    module, _, function = project["scripts"]["fatbench"].partition(":")
     code = f"import sys; from {module} import {function}; print([n for n in sys.modules if n.startswith('typer')])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
 

@@ -105,14 +105,12 @@ def test_what_may_not_be_tuned(tune: dict[str, Any], problem: str) -> None:
         ("seeds: [100]}", "seeds: [100], by: pgd20}", "an attack of preset paper that has one radius"),
         ("  validation: 40\n", "", "set 'validation: N'"),
         ("algorithm.local.lr: [", "algorithm.local.rate: [", r"tuned.yaml:20: rate: .* no setting 'rate'"),
-        (
-            "tune: {settings: {algorithm.local.lr: [0.05, 1.0e+6]}, seeds: [100]}",
-            "tune:\n  settings:\n    algorithm.local.objective: [{name: standard}, {nam: x}]\n  seeds: [100]",
-            "tuned.yaml:22: nam: ",
-        ),
+        ("tune: {settings: {algorithm.local.lr: [0.05, 1.0e+6]}, seeds: [100]}",
+         "tune:\n  settings:\n    algorithm.local.objective: [{name: standard}, {nam: x}]\n  seeds: [100]",
+         "tuned.yaml:22: nam: "),
         ("clients: 2}", "client: 2}", "tuned.yaml:9: client: "),
     ],
-)
+)  # fmt: skip
 def test_trials_that_would_be_refused(tmp_path: Path, old: str, new: str, problem: str) -> None:
     (tmp_path / "tuned.yaml").write_text(SUITE.replace(old, new))
     with pytest.raises(SpecError, match=problem):
@@ -142,13 +140,10 @@ def test_a_trial_trains_without_the_clients_that_never_train(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     "values, at_edge",
     [
-        ([0.02, 0.01, 0.05], [0.01, 0.05]),
-        (["1/50", 0.01, "1/20"], [0.01, "1/20"]),
-        ([1, 2], []),
-        (["a", "b", "c"], []),
-        ([{"name": "a"}, {"name": "b"}, {"name": "c"}], []),
+        ([0.02, 0.01, 0.05], [0.01, 0.05]), (["1/50", 0.01, "1/20"], [0.01, "1/20"]), ([1, 2], []),
+        (["a", "b", "c"], []), ([{"name": "a"}, {"name": "b"}, {"name": "c"}], []),
     ],
-)
+)  # fmt: skip
 def test_the_edge_of_a_list_is_its_least_and_its_largest_number(values: list[Any], at_edge: list[Any]) -> None:
     """The first value stands first because it is the default, wherever it lies."""
     tune = tune_of(settings={LR: values})
@@ -162,15 +157,12 @@ def test_trials_are_cells_that_never_see_the_test_images(tmp_path: Path) -> None
     suite = files.load(str(tmp_path / "tuned.yaml"))
     plan = suite.trials().plan()
     assert plan.suite == "tuned-trials" and [*plan.cells[0].key] == ["method", "trial"]
-    assert [(c.key["trial"], c.spec["seed"], c.spec["algorithm"]["local"]["lr"]) for c in plan.cells[:2]] == [
-        ("lr=0.05", 100, 0.05), ("lr=1000000.0", 100, 1e6),
-    ]  # fmt: skip
+    first = [(c.key["trial"], c.spec["seed"], c.spec["algorithm"]["local"]["lr"]) for c in plan.cells[:2]]
+    assert first == [("lr=0.05", 100, 0.05), ("lr=1000000.0", 100, 1e6)]
     assert all(c.spec["test"] == 1 and not c.evaluations for c in plan.cells)
     assert suite.plan().untuned == f"fatbench run {tmp_path / 'tuned.yaml'} --preset paper --tune"
-    assert (
-        tuning.command("fat-tuned+train=6", files.locate("fat-tuned"), "p")
-        == "fatbench run fat-tuned+train=6 --preset p"
-    )
+    command = tuning.command("fat-tuned+train=6", files.locate("fat-tuned"), "p")
+    assert command == "fatbench run fat-tuned+train=6 --preset p"
     with pytest.raises(SpecError, match="has no section 'tune'"):
         files.load("sfat-cifar10").trials()
 
@@ -208,7 +200,6 @@ def test_a_setting_of_the_command_line_wins_over_a_choice(tmp_path: Path, monkey
     Path("tuned.yaml").write_text(SUITE)
     suite = files.load(f"tuned.yaml+{LR}=0.3")
     tune = suite.contents.tune
-    assert tune is not None
     rows = [{"when": {"method": label}, "trial": "lr=0.05"} for label in ("FedAvg", "uniform")]
     tuned = {"trials": tuning.trials_digest(suite.trials().plan().cells), "rows": rows}
     overrides = tuning.overrides(tune, tuned, suite.trials().plan().cells, Path("x"), "")
