@@ -272,9 +272,8 @@ def test_features_computed_again_are_those_that_were_kept(box: str, settings: di
     # SGD, because Adam makes rounding noise of the transformer's key biases, whose gradient is zero, into whole steps.
     on, state = images(box=box)
     settings = {**settings, "server_optimizer": "sgd", "optimizer": "sgd"}
-    kept, again, half = (
-        list(small(box, on, state, features=f, **settings)) for f in ("float32", "recompute", "bfloat16")
-    )
+    kinds = ("float32", "recompute", "bfloat16")
+    kept, again, half = (list(small(box, on, state, features=f, **settings)) for f in kinds)
     for a, b in zip(kept, again, strict=True):
         for name, value in a.state.model.items():
             torch.testing.assert_close(value, b.state.model[name], rtol=1e-4, atol=1e-5)
@@ -347,9 +346,7 @@ def test_the_server_trains_on_images_attacked_through_their_own_extractor(box: s
     functools.partial(evasion.pgd, eps=0.2, step=0.1, steps=3, early_stop=True),
     functools.partial(evasion.autoattack, eps=0.05),
 ])  # fmt: skip
-def test_the_server_takes_attacks_that_drop_images_on_their_way(
-    attack: functools.partial, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_server_takes_attacks_that_drop_images(attack: functools.partial, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that stops early and one of another package: both ask the networks about some of the images only."""
     members.short_autoattack(monkeypatch)
     on, state = images(1, 4, box="fedgkt")
@@ -386,9 +383,8 @@ def test_released_logits_are_made_while_the_weights_move(box: str) -> None:
     moving = [taught(server_logits=which) for which in ("clean", "released")]
     assert not torch.allclose(*moving)
     if box == "fedvkd":
-        still = [
-            taught(server_logits=which, server_lr=1e-30, server_optimizer="sgd") for which in ("clean", "released")
-        ]
+        never = {"server_lr": 1e-30, "server_optimizer": "sgd"}
+        still = [taught(server_logits=which, **never) for which in ("clean", "released")]
         torch.testing.assert_close(*still, rtol=1e-4, atol=1e-6)
 
 

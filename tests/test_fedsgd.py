@@ -43,28 +43,23 @@ def problem(copies: tuple[int, ...] = (1, 1, 1), width: int = 1, clients: int = 
     starts = [sum(copies[:k]) for k in range(len(copies))]
     shards = [torch.arange(s, s + n) for s, n in zip(starts, copies, strict=True)]
     labels = torch.zeros(len(images), dtype=torch.int64)
-    return Problem(
-        Point(width), images.reshape(-1, 1, 1, 2), labels, shards, 2, 0, torch.device("cpu"), path="reference"
-    )
+    images, device = images.reshape(-1, 1, 1, 2), torch.device("cpu")
+    return Problem(Point(width), images, labels, shards, 2, 0, device, path="reference")
 
 
-def run(
-    on: Problem, rounds: int = 1, start: State | None = None, defence: object = "none", **settings: object
-) -> list[Round]:
-    if isinstance(defence, str):
-        defence = DEFENCES[defence]
+def run(on: Problem, rounds: int = 1, start: State | None = None, **settings: object) -> list[Round]:
     theta = start or State(0, {"w": THETA.expand(on.model.w.shape).clone()})
-    return list(
-        fedsgd(
-            on,
-            theta,
-            **{"rounds": rounds, "batch": 1, "lr": 0.1, "objective": quadratic, "defence": defence, **settings},
-        )
-    )
+    defaults = {"batch": 1, "lr": 0.1, "objective": quadratic, "defence": DEFENCES["none"]}
+    return list(fedsgd(on, theta, rounds=rounds, **{**defaults, **settings}))
 
 
-def masked(**settings: object) -> object:
-    return functools.partial(DEFENCES["random_binary"], **settings)
+def defence(name: str, **settings: object) -> object:
+    return functools.partial(DEFENCES[name], **settings)
+
+
+masked = functools.partial(defence, "random_binary")
+locked = functools.partial(defence, "locked_binary")
+private = functools.partial(defence, "dpsgd")
 
 
 def test_a_step_is_one_of_sgd_on_the_mean_gradient():
@@ -89,20 +84,10 @@ def test_many_steps_are_a_plain_loop_of_sgd():
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 def test_rate_zero_is_no_defence_bit_for_bit(optimizer):
-    for name, withheld in (
-        ("random_binary", "mask_probability"),
-        ("locked_binary", "mask_probability"),
-        ("pruning", "fraction"),
-    ):
-        plain = run(problem((3, 2, 2), width=50), rounds=3, optimizer=optimizer)[-1].state.model["w"]
-        zero = run(
-            problem((3, 2, 2), width=50),
-            3,
-            None,
-            functools.partial(DEFENCES[name], **{withheld: 0.0}),
-            optimizer=optimizer,
-        )
-        assert torch.equal(plain, zero[-1].state.model["w"])
+    on = problem((3, 2, 2), width=50)
+    plain = run(on, rounds=3, optimizer=optimizer)[-1].state.model["w"]
+    for zero in (masked(mask_probability=0.0), locked(mask_probability=0.0), defence("pruning", fraction=0.0)):
+        assert torch.equal(plain, run(on, 3, defence=zero, optimizer=optimizer)[-1].state.model["w"])
 
 
 @pytest.mark.parametrize("count", ["mask", "nonzero"])
@@ -110,9 +95,7 @@ def test_an_entry_is_averaged_over_its_contributors_and_stays_without_any(count)
     on = problem(width=200)
     result = run(on, defence=masked(mask_probability=0.6), count=count)[0]
     gradient = THETA - A[:, None].expand(3, 200, 2)
-    masks = [
-        DEFENCES["random_binary"]({"w": g}, Upload(0, k), mask_probability=0.6)[1]["w"] for k, g in enumerate(gradient)
-    ]
+    masks = [masked(mask_probability=0.6)({"w": g}, Upload(0, k))[1]["w"] for k, g in enumerate(gradient)]
     kept = torch.stack(masks).float()
     if count == "nonzero":  # client 2 is at its optimum in entry 0: a genuine zero that does not count
         kept = kept * (gradient != 0)
@@ -141,8 +124,8 @@ def test_adam_is_torchs_where_everybody_contributes():
 
 
 def test_adam_leaves_entries_without_contribution_alone():
-    locked = functools.partial(DEFENCES["locked_binary"], mask_probability=0.7, shared=True)
-    last = run(problem(width=100), rounds=4, defence=locked, optimizer="adam")[-1]
+    shared = locked(mask_probability=0.7, shared=True)
+    last = run(problem(width=100), rounds=4, defence=shared, optimizer="adam")[-1]
     never = ~last.updates[0].extra["mask"]["w"]
     assert never.any()
     assert (last.state.model["w"] == THETA)[never].all()
@@ -186,8 +169,8 @@ def test_an_epoch_sees_every_example_once():
     ("defence", "kind"),
     [
         (masked(mask_probability=0.8), "random"),
-        (functools.partial(DEFENCES["locked_binary"], mask_probability=0.8), "locked"),
-        (functools.partial(DEFENCES["locked_binary"], mask_probability=0.8, shared=True), "locked_shared"),
+        (locked(mask_probability=0.8), "locked"),
+        (locked(mask_probability=0.8, shared=True), "locked_shared"),
     ],
 )
 def test_update_counts_follow_the_closed_form(defence, kind):
@@ -213,10 +196,6 @@ def test_update_counts_follow_the_closed_form(defence, kind):
 # --- DP-SGD -------------------------------------------------------------------------------------------------------
 
 
-def private(**settings: object) -> object:
-    return functools.partial(DEFENCES["dpsgd"], **settings)
-
-
 def test_dp_sgd_that_neither_cuts_nor_adds_noise_is_no_defence():
     plain = run(problem((3, 3, 3)), batch=2)[-1]
     same_as = run(problem((3, 3, 3)), batch=2, defence=private(noise=0.0, clip=1e6))[-1]
@@ -231,7 +210,7 @@ def test_a_round_says_what_the_run_has_spent():
     drawn = run(problem((4, 4, 4)), rounds=2, batch=2, defence=noisy, sampling="poisson")
     assert drawn[-1].metrics["epsilon"] == sampled_gaussian_epsilon(3, 0.5, 4, 1e-5)
     assert drawn[-1].metrics["delta"] == 1e-5
-    pure = run(problem((4, 4, 4)), batch=2, defence=functools.partial(DEFENCES["laplace"], noise=3.0))[-1].metrics
+    pure = run(problem((4, 4, 4)), batch=2, defence=defence("laplace", noise=3.0))[-1].metrics
     assert (pure["epsilon"], pure["delta"]) == (pytest.approx(2 / 3), 0)
     assert not {"epsilon", "delta"} & run(problem())[0].metrics.keys()
 
@@ -239,7 +218,5 @@ def test_a_round_says_what_the_run_has_spent():
 def test_drawn_batches_may_be_empty_and_have_the_right_mean():
     sizes = [len(b) for epoch in range(200) for b in epoch_batches(problem((4, 4, 4)), 0, epoch, 1, "poisson")]
     assert 0 in sizes and sum(sizes) / len(sizes) == pytest.approx(1, abs=0.1)
-    assert all(
-        torch.isfinite(r.state.model["w"]).all()
-        for r in run(problem((4, 4, 4)), rounds=6, batch=1, defence=private(noise=0.1), sampling="poisson")
-    )
+    rounds = run(problem((4, 4, 4)), rounds=6, batch=1, defence=private(noise=0.1), sampling="poisson")
+    assert all(torch.isfinite(r.state.model["w"]).all() for r in rounds)

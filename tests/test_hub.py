@@ -119,9 +119,7 @@ def make():
 """
 
 
-def test_a_network_goes_to_the_hub_and_one_of_the_hub_is_attacked(
-    server: tuple[type[Hub], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Any
-) -> None:
+def test_a_network_goes_to_the_hub_and_one_of_it_is_attacked(server: Any, tmp_path: Path, monkeypatch, run) -> None:
     import huggingface_hub
     import torch
 
@@ -140,7 +138,7 @@ def test_a_network_goes_to_the_hub_and_one_of_the_hub_is_attacked(
     torch.save(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10)).state_dict(), "net.pt")
     handler.files["net.pt"] = Path("net.pt").read_bytes()
     Path("net.pt").unlink()
-    attack = (
+    attack = [
         "--model",
         "net.py:make",
         "--dataset",
@@ -151,8 +149,8 @@ def test_a_network_goes_to_the_hub_and_one_of_the_hub_is_attacked(
         "20",
         "--device",
         "cpu",
-    )
-    code, out, err = run("evaluate", "hf://me/network/net.pt", *attack)
+    ]
+    code, out, err = run("evaluate", "hf://me/network/net.pt", *attack, "--device", "cpu")
     assert code == 0 and out.startswith("natural accuracy ") and "20 images" in out, err
     code, _, err = run("evaluate", "hf://me/network/no.pt", *attack)
     assert code == 5 and err.startswith("fatbench: hf://me/network/no.pt: HTTP 404: ") and err.count("\n") == 1

@@ -205,9 +205,8 @@ def test_a_call_of_malicious_clients_alone_disarms_nobody(name: str) -> None:
     liar = malicious(name, "1")
     on = replace(small_problem(clients=4), malicious=liar)
     one_by_one = functools.partial(a_call_a_client, rounds=1, local=local())
-    message = (
-        rf"train_cohort of round 1 is called with the malicious clients \[1\] alone, .* adversary {name} asks for "
-    )
+    of = rf"train_cohort of round 1 is called with the malicious clients \[1\] alone, .* adversary {name}"
+    message = rf"{of} asks for "
     for groups in (None, [[1], [0, 2, 3]], [[0, 2, 3], (1,)]):
         with pytest.raises(NoHonestClient, match=message + "'others'"):
             rounds(on, functools.partial(one_by_one, groups=groups), malicious=liar)
@@ -259,9 +258,7 @@ ROBUST = {
 
 
 @pytest.mark.parametrize(("name", "settings"), ROBUST.items())
-def test_a_robust_aggregator_leaves_out_what_is_not_finite_without_a_malicious_client(
-    name: str, settings: dict[str, Any]
-) -> None:
+def test_a_robust_aggregator_leaves_out_what_is_not_finite_without_malice(name: str, settings: dict[str, Any]) -> None:
     """Krum chose the client whose distances are NaN, and the geometric median ended in an error."""
     aggregator = functools.partial(AGGREGATORS[name], **settings)
     on, updates = with_a_client_that_breaks(aggregator)
@@ -489,9 +486,7 @@ def test_an_adversary_that_an_algorithm_would_not_hear_is_refused() -> None:
         cells.canonical(cell(algorithm=algorithm, model={"name": "vit", "patch": 4, "dim": 16, "depth": 1, "heads": 2}))
 
 
-def test_a_model_that_malicious_clients_destroy_is_a_result(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forks: None
-) -> None:
+def test_a_model_that_malicious_clients_destroy_is_a_result(tmp_path: Path, monkeypatch: Any, forks: None) -> None:
     """Trained to the round that ended it, with chance as its accuracy under every attack, and a mark at the number in
     every format; the cell whose infinite uploads were left out is as good as an honest one, and says so.
     """

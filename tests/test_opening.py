@@ -106,9 +106,8 @@ def test_a_damaged_file(tmp_path: Path) -> None:
     path = tmp_path / "x.db"
     with Store.open(str(path), create=True) as store:
         store.add_cells({f"{i:012x}": SPEC for i in range(200)})
-        store.finish(
-            taken(store, cell=f"{7:012x}"), [Number("loss", i / 16, i // 40 + 1, client=i % 40) for i in range(1000)]
-        )
+        numbers = [Number("loss", i / 16, i // 40 + 1, client=i % 40) for i in range(1000)]
+        store.finish(taken(store, cell=f"{7:012x}"), numbers)
     content = bytearray(path.read_bytes())
     for page in range(2, len(content) // 4096 - 1):
         content[page * 4096 : page * 4096 + 100] = b"\xaa" * 100

@@ -107,16 +107,9 @@ def as_file(run: Run, command: list[str], tmp_path: Path) -> bytes:
 
 
 def test_every_command_with_such_an_option_is_tried() -> None:
-    def named(group: typer.core.TyperGroup, before: str = "") -> Iterator[str]:
-        for name, one in group.commands.items():
-            if isinstance(one, typer.core.TyperGroup):
-                yield from named(one, f"{before}{name} ")
-            elif any("-o" in parameter.opts for parameter in one.params):
-                yield before + name
-
-    main = typer.main.get_command(app.app)
-    assert isinstance(main, typer.core.TyperGroup)
-    assert {*named(main)} == {words[0] for words in (*FILES.values(), *FOLDERS.values())}
+    commands: Any = typer.main.get_command(app.app).commands  # which are no groups: see test_grammar.py
+    named = {name for name, one in commands.items() if any("-o" in parameter.opts for parameter in one.params)}
+    assert named == {words[0] for words in (*FILES.values(), *FOLDERS.values())}
 
 
 def test_a_device_is_written_and_stays_a_device(run: Run, command: list[str], tmp_path: Path) -> None:
@@ -149,9 +142,7 @@ def test_the_target_of_a_link_is_written(run: Run, command: list[str], tmp_path:
     assert link.is_symlink() and target.read_bytes() == as_file(run, command, tmp_path)
 
 
-def test_a_dash_and_dev_stdout_are_stdout(
-    run: Run, command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_dash_and_dev_stdout_are_stdout(run: Run, command: list[str], tmp_path: Path, monkeypatch: Any) -> None:
     """Also where stdout is a file that something stands in: `>> log`."""
     monkeypatch.chdir(tmp_path)
     expected = as_file(run, command, tmp_path)
@@ -166,17 +157,12 @@ def test_a_dash_and_dev_stdout_are_stdout(
 
 @pytest.mark.parametrize("output", ["-", "pipe", "file"])
 @pytest.mark.parametrize("name", FOLDERS)
-def test_a_folder_is_no_dash_pipe_or_file(
-    run: Run, db: str, name: str, output: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_is_no_dash_pipe_or_file(run: Run, db: str, name: str, output: str, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     os.mkfifo("pipe")
     Path("file").touch()
-    code, out, said = run(*_filled(FOLDERS[name], db), "-o", output)
-    assert (code, out) == (
-        2,
-        "",
-    ) and said == f"fatbench: -o {output}: expected a folder, for several files are written\n"
+    said = f"fatbench: -o {output}: expected a folder, for several files are written\n"
+    assert run(*_filled(FOLDERS[name], db), "-o", output) == (2, "", said)
     assert sorted(os.listdir()) == ["file", "pipe"] and stat.S_ISFIFO(Path("pipe").stat().st_mode)
 
 
@@ -184,14 +170,16 @@ def test_a_folder_is_no_dash_pipe_or_file(
 def test_results_are_read_from_stdin_and_from_a_pipe(run: Run, db: str, tmp_path: Path) -> None:
     """`import` reads each file twice, `compare` and `site` look into it first."""
     exported = as_file(run, ["export", "--db", db], tmp_path)
-    fatbench = [sys.executable, "-m", "fatbench"]
-    done = subprocess.run([*fatbench, "import", "-", "--db", tmp_path / "a.db"], input=exported, capture_output=True)
-    assert done.returncode == 0 and done.stdout.startswith(b"-: 4 cells, 4 new cells"), done.stderr
-    done = subprocess.run([*fatbench, "compare", "-", tmp_path / "a.db"], input=exported, capture_output=True)
-    assert done.returncode == 0 and b"\nA = -\n" in done.stdout, done.stderr
-    done = subprocess.run([*fatbench, "import", "-", "--db", tmp_path / "b.db"], input=b"no", capture_output=True)
-    assert done.returncode == 2 and done.stderr.startswith(b"fatbench: -:1: "), done.stderr
 
+    def given(content: bytes, *words: str | Path) -> subprocess.CompletedProcess[bytes]:
+        return subprocess.run([sys.executable, "-m", "fatbench", *words], input=content, capture_output=True)
+
+    done = given(exported, "import", "-", "--db", tmp_path / "a.db")
+    assert done.returncode == 0 and done.stdout.startswith(b"-: 4 cells, 4 new cells"), done.stderr
+    done = given(exported, "compare", "-", tmp_path / "a.db")
+    assert done.returncode == 0 and b"\nA = -\n" in done.stdout, done.stderr
+    done = given(b"no", "import", "-", "--db", tmp_path / "b.db")
+    assert done.returncode == 2 and done.stderr.startswith(b"fatbench: -:1: "), done.stderr
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     writer = threading.Thread(target=pipe.write_bytes, args=(exported,), daemon=True)
@@ -200,9 +188,7 @@ def test_results_are_read_from_stdin_and_from_a_pipe(run: Run, db: str, tmp_path
     assert code == 0 and "4 new cells" in out and not said
 
 
-def test_what_a_script_asks_is_answered_as_json(
-    run: Run, db: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_script_asks_is_answered_as_json(run: Run, db: str, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.chdir(tmp_path)
 
     def asked(*words: str, code: int = 0) -> dict[str, Any]:
@@ -226,6 +212,5 @@ def test_what_a_script_asks_is_answered_as_json(
     assert right["ok"] and right["presets"]["cpu"] > 0 and not wrong["ok"] and "wrong.yaml" in wrong["error"]
     with Store.open(db) as store:
         cell = next(iter(store.cells()))
-    assert asked("show", "--log", cell, "--db", db) == {
-        "cell": cell, "file": str(Path(db).with_name("f-files") / cell / "log.txt"), "log": None, "errors": {}
-    }  # fmt: skip
+    log = str(Path(db).with_name("f-files") / cell / "log.txt")
+    assert asked("show", "--log", cell, "--db", db) == {"cell": cell, "file": log, "log": None, "errors": {}}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import re
 import shutil
 import sys
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 import result_files
+from stored import claimed, finished
 
 from fatbench.cli import app as cli
 from fatbench.engine.rounds import Number
@@ -29,9 +31,7 @@ from fatbench.suite.asked import identity
 ROOT = Path(__file__).parent.parent
 LIMIT = 5_000_000  # bytes of a page
 HOSTILE = "<script>window.pwned=1</script>\"'&amp;`"
-CHROMIUM = next(
-    (found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), None
-)
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
 SUITE = """\
 name: hostile
@@ -43,11 +43,7 @@ base:
   train: 200
   partition: {{name: iid, clients: 2}}
   model: {{name: small_cnn, width: 2}}
-  algorithm:
-    name: fedavg
-    rounds: 3
-    local: {{epochs: 1, batch: 32, lr: 0.1, objective: {{name: standard}}}}
-    aggregator: {{name: samples}}
+  algorithm: {{name: fedavg, rounds: 3, aggregator: samples, local: {{batch: 32, lr: 0.1, objective: standard}}}}
 axes:
   method:
     FedAvg: {{}}
@@ -55,16 +51,11 @@ axes:
     broken: {{algorithm: {{aggregator: {{name: sfat, alpha: 1/6, top: 1}}}}}}
 evaluate:
   checkpoints: [last]
-  attacks:
-    natural: {{name: natural}}
-    pgd20: {{name: pgd, eps: 8/255, step: 2/255, steps: 20}}
+  attacks: {{natural: natural, pgd20: {{name: pgd, eps: 8/255, step: 2/255, steps: 20}}}}
 presets: {{paper: {{}}}}
 tables:
-  - id: T
-    title: 'Table {hostile}'
-    rows: [method]
-    values: {{natural: natural, PGD-20: pgd20}}
-    note: 'Noted by {hostile}'
+  - {{id: T, title: 'Table {hostile}', rows: [method], values: {{natural: natural, PGD-20: pgd20}},
+     note: 'Noted by {hostile}'}}
 figures:
   - {{id: curves, title: 'Curves {hostile}', lines: [method], series: {{loss: train:train_loss}}}}
   - {{id: chosen, title: Chosen, kind: raster, panels: [method], series: {{chosen: "train:selected[*]"}}}}
@@ -112,37 +103,21 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
     suite = files.load(str(folder / "hostile.yaml"))
     plan = suite.plan()
     brought = [{"plugin": HOSTILE, "sha256": "0" * 64, "names": ["aggregator x"]}]
-    said = {
-        "preset": "paper",
-        "device": HOSTILE,
-        "precision": "fp32",
-        "commit": "c" * 40,
-        "dirty": True,
-        "host": HOSTILE,
-    }
-    said["plugins"] = brought
+    of: dict[str, Any] = {"suite": "hostile", "preset": "paper", "device": HOSTILE, "host": HOSTILE}
+    of |= {"precision": "fp32", "commit": "c" * 40, "dirty": True, "plugins": brought}
     with Store.open(str(folder / "test.db"), create=True) as store:
         for place, cell in enumerate(plan.cells):
-            store.add_cell(cell.id, cell.spec)
-            claimed = store.claim(cell.id, "train", suite="hostile", total=3, provenance=said)
-            assert claimed is not None
+            training = claimed(store, cell.id, "train", total=3, spec=cell.spec, **of)
             if cell.key["method"] == "broken":
-                store.fail(claimed, f"Traceback\nValueError: {HOSTILE}")
+                store.fail(training, f"Traceback\nValueError: {HOSTILE}")
                 continue
             numbers = [Number("train_loss", 3.0 - round + place, round, 0) for round in (1, 2, 3)]
-            numbers += [
-                Number("selected", float(k == round % 2), round, 0, client=k) for round in (2, 3) for k in (0, 1)
-            ]
-            store.commit(claimed, numbers=[*numbers, Number("seconds", 60.0, 3, 0)], round=3)
-            store.finish(claimed)
+            for round, k in itertools.product((2, 3), (0, 1)):
+                numbers.append(Number("selected", float(k == round % 2), round, 0, client=k))
+            store.finish(training, [*numbers, Number("seconds", 60.0, 3, 0)], round=3)
             for one in cell.evaluations:
-                claimed = store.claim(
-                    cell.id, one.stage(3), suite="hostile", total=10, provenance=said, settings=one.attack
-                )
-                assert claimed is not None
-                value = 0.5 + place / 100 - 0.2 * (one.label == "pgd20")
-                store.commit(claimed, numbers=[Number(one.label, value, 3, 10)], round=10)
-                store.finish(claimed)
+                value = Number(one.label, 0.5 + place / 100 - 0.2 * (one.label == "pgd20"), 3, 10)
+                finished(store, cell.id, one.stage(3), [value], round=10, total=10, settings=one.attack, **of)
     kept = folder / "test-files" / plan.cells[0].id / "artifacts"
     kept.mkdir(parents=True)
     save_file({"images": np.full((2, 3, 8, 8), 99, np.uint8)}, kept / "round-000003.safetensors")
@@ -208,7 +183,6 @@ def test_a_page_shows_the_numbers_of_the_tables(site: Path) -> None:
     """Table and leaderboard from the committed rows, each with the published number; the seeds of the first cell."""
     page = (site / "sfat-audit-jpeg75-cpu.html").read_text()
     row = re.search(r'<th class="stub name" scope="row">FAT</th>\s*(.*?)</tr>', page, re.DOTALL)
-    assert row is not None
     said = re.sub(r"\s+", " ", re.sub("<[^>]+>", " ", row[1])).strip()
     board = page[page.index('id="board-') :].split("</thead>")[0]
     heads = [re.sub("<[^>]+>", "", head).strip() for head in re.findall(r"<th[^>]*>(.*?)</th>", board, re.DOTALL)]
@@ -251,9 +225,8 @@ def test_results_of_a_suite_that_is_not_here_are_named_and_one_of_this_folder_is
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert run(monkeypatch, "site", "-o", "out", "--db", str(hostile.parent / "test.db")) == 3
-    assert capsys.readouterr().err.startswith(
-        "fatbench: 6 cells of 'hostile' are not shown: no suite is named 'hostile'"
-    )
+    said = capsys.readouterr().err
+    assert said.startswith("fatbench: 6 cells of 'hostile' are not shown: no suite is named 'hostile'")
     suite = str(hostile.with_name("hostile.yaml"))
     assert run(monkeypatch, "site", suite, "-o", "out", "--db", str(hostile.parent / "test.db")) == 0
     assert (written := capsys.readouterr().out.split()) == ["out/index.html", "out/hostile.html", "out/fatbench.js"]
@@ -447,9 +420,7 @@ def test_a_leaderboard_has_the_difference_of_each_row_that_compare_finds(site: P
     """The column and the interval beside it say what `fatbench compare SFAT FAT` says."""
     page = (site / "sfat-audit-jpeg75-cpu.html").read_text()
     board = re.search(r'<section class="board" id="([\w-]+)".*?</section>', page, re.DOTALL)
-    assert board is not None
-    head = re.search(r"<th[^>]*>(AA: points from FAT \(95 %, not corrected\))</th>", board[0])
-    assert head is not None
+    assert re.search(r"<th[^>]*>(AA: points from FAT \(95 %, not corrected\))</th>", board[0])
     suite = files.load("sfat-audit")
     file = ROOT / "results" / "sfat-jpeg75-cpu.jsonl.xz"
     with Store.open(str(site.parent / "compared.db"), create=True) as store:
@@ -460,12 +431,10 @@ def test_a_leaderboard_has_the_difference_of_each_row_that_compare_finds(site: P
     assert one.test is not None
     row = next(row for row in re.findall(r"<tr>.*?</tr>", board[0], re.DOTALL) if 'class="stub name">SFAT</th>' in row)
     said = re.search(r'<td data-measured="([^"]+)">(\S+) <span class="std">\((\S+) to (\S+)\)', row)
-    assert said is not None
     numbers = [float(text.replace("\u2212", "-")) for text in said.groups()]
     expected = [one.difference, 100 * one.difference, 100 * one.test.low, 100 * one.test.high]
     assert numbers == pytest.approx(expected, abs=0.0051)
     places = re.search(r'd="M([-\d.]+) 0V10"/><path class="range" d="M([-\d.]+) 5H([-\d.]+)"/>', row)
-    assert places is not None
     zero, low, high = map(float, places.groups())  # the interval is drawn in the row, on the scale of the board
     assert (zero - low) / (high - zero) == pytest.approx(-numbers[2] / numbers[3], rel=0.02)
 
@@ -497,21 +466,13 @@ def measure(store: Store, preset: str, suite_file: Path, accuracies: dict[str, t
     for cell in suite.plan(preset).cells:
         if cell.key["method"] not in accuracies:
             continue
-        store.add_cell(cell.id, cell.spec)
         rounds = int(cell.spec["algorithm"]["rounds"])
-        facts = {"preset": preset, "host": "secret-machine", "device": "a chip"}
-        run_of_training = store.claim(cell.id, "train", suite=suite.name, total=rounds, provenance=facts)
-        assert run_of_training is not None
-        store.commit(run_of_training, numbers=[Number("train_loss", 1.0, rounds, 0)], round=rounds)
-        store.finish(run_of_training)
-        for evaluation, accuracy in zip(cell.evaluations, accuracies[cell.key["method"]], strict=True):
-            stage = evaluation.stage(rounds)
-            claimed = store.claim(
-                cell.id, stage, suite=suite.name, total=1000, provenance=facts, settings=evaluation.attack
-            )
-            assert claimed is not None
-            store.commit(claimed, numbers=[Number(evaluation.label, accuracy, rounds, 1000)], round=1000)
-            store.finish(claimed)
+        of: dict[str, Any] = {"suite": suite.name, "preset": preset, "host": "secret-machine", "device": "a chip"}
+        loss = Number("train_loss", 1.0, rounds, 0)
+        finished(store, cell.id, "train", [loss], round=rounds, total=rounds, spec=cell.spec, **of)
+        for one, accuracy in zip(cell.evaluations, accuracies[cell.key["method"]], strict=True):
+            number = Number(one.label, accuracy, rounds, 1000)
+            finished(store, cell.id, one.stage(rounds), [number], round=1000, total=1000, settings=one.attack, **of)
 
 
 @pytest.mark.nightly
@@ -527,9 +488,8 @@ def test_a_board_has_the_rows_of_its_headline(committed: Mapping[str, Store]) ->
     (headline,) = [board for board in told if board.answer and board.answer.sides == ("pooled", "FAT")]
     shown = pages._overview(headline)
     assert shown["best"] == "pooled" and shown["number"] == "72.83 % under AutoAttack"
-    assert [bool(board.sentence) for board in boards] == sorted(
-        (bool(board.sentence) for board in boards), reverse=True
-    )
+    said = [bool(board.sentence) for board in boards]
+    assert said == sorted(said, reverse=True)
 
 
 @pytest.mark.parametrize(
@@ -554,8 +514,8 @@ def test_nothing_is_best_without_a_declared_comparison_and_each_preset_has_its_p
     monkeypatch.chdir(tmp_path)
     text = SUITE.format(hostile="other").partition("figures:")[0].replace("seeds: [0, 1]", "seeds: [0]")
     text = text.replace("hostile", "few").replace("{paper: {}}", "{paper: {}, short: {base: {algorithm: {rounds: 2}}}}")
-    published = "    published: {file: told.csv, rows: {method: method}, values: {PGD-20: pgd20}}\n"
-    Path("few.yaml").write_text(text + published)
+    published = "published: {file: told.csv, rows: {method: method}, values: {PGD-20: pgd20}}"
+    Path("few.yaml").write_text(text.replace("by other'}", f"by other', {published}}}"))
     Path("told.csv").write_text("method,pgd20\nother,0.99\nbroken,0.98\n")
     with Store.open("few.db", create=True) as store:
         measure(store, "paper", Path("few.yaml"), {"FedAvg": (0.5, 0.3), "other": (0.8, 0.2)})

@@ -101,9 +101,8 @@ def test_several_suites_are_one_image(suite: Suite, run: Callable[..., tuple[int
     with Store.open("results/fatbench.db") as store:
         plots = [p for s in (suite, other) for p in report.build_figures(s, s.plan(), store, "curves")]
     [plot] = series.merge_plots(plots)
-    assert [tuple(panel.key.values()) for panel in plot.panels] == [
-        ("drawn", "skewed"), ("drawn", "even"), ("other", "skewed"), ("other", "even"),
-    ]  # fmt: skip
+    expected = [(name, split) for name in ("drawn", "other") for split in ("skewed", "even")]
+    assert [tuple(panel.key.values()) for panel in plot.panels] == expected
     assert dict(plot.notes)["suite"] == "drawn, preset paper; other, preset paper"
     assert series.merge_plots(plots[:1]) == plots[:1]
 
@@ -113,9 +112,8 @@ def test_panels_of_suites_with_other_axes_are_one_figure(suite: Suite, tmp_path:
         [plot] = report.build_figures(suite, suite.plan(), store, "curves")
     narrower = replace(plot, suite="other", panels=[replace(plot.panels[0], key={"data": "digits"})])
     [merged] = series.merge_plots([plot, narrower])
-    assert [panel.key for panel in merged.panels[-2:]] == [
-        {"split": "even", "data": ""}, {"split": "", "data": "digits"},
-    ]  # fmt: skip
+    expected = [{"split": "even", "data": ""}, {"split": "", "data": "digits"}]
+    assert [panel.key for panel in merged.panels[-2:]] == expected
     assert plots.draw([merged], tmp_path, "svg")
 
 
@@ -126,9 +124,8 @@ def test_the_learning_curves_of_a_cell(suite: Suite, run: Callable[..., tuple[in
     assert f"Learning curves: cell {cell}" in Path(out.strip()).read_text()
     with Store.open("results/fatbench.db") as store:
         [plot] = adhoc_figures.curves(store, cell, [])
-        assert [(panel.key["what"], [one.heading for one in panel.lines]) for panel in plot.panels] == [
-            ("accuracy", ["natural", "monitor"]), ("loss", ["train_loss", "natural_loss"]),
-        ]  # fmt: skip
+        headings = {panel.key["what"]: [one.heading for one in panel.lines] for panel in plot.panels}
+        assert headings == {"accuracy": ["natural", "monitor"], "loss": ["train_loss", "natural_loss"]}
         [plot] = adhoc_figures.curves(store, cell, ["weight"])
         assert [one.index for one in plot.panels[0].lines] == [0, 1]
 
@@ -153,9 +150,7 @@ def test_the_learning_curves_of_a_cell(suite: Suite, run: Callable[..., tuple[in
         ("drawn.yaml --x round --db none.db", 4, "none.db does not exist: nothing has been run yet"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_drawn_says_what_can(
-    suite: Suite, run: Callable[..., tuple[int, str, str]], options: str, code: int, message: str
-) -> None:
+def test_what_cannot_be_drawn_says_what_can(suite: Suite, run, options: str, code: int, message: str) -> None:
     assert run("plot", *options.split()) == (code, "", f"fatbench: {message}\n")
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pandas
 import pytest
 from sqlalchemy import delete, insert, text, update
+from stored import claimed, finished
 from typer.testing import CliRunner
 
 from fatbench.cli.app import app
@@ -40,6 +42,11 @@ def sqlite(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+def asked(path: Path, query: str) -> list[tuple[Any, ...]]:
+    with closing(sqlite3.connect(path)) as connection:
+        return connection.execute(query).fetchall()
+
+
 def measured(store: Store, suite: str, preset: str) -> pandas.DataFrame:
     """The accuracies of a plan's last rounds, from the frame."""
     plan = shown_plan(files.load(suite).plan(preset), store)
@@ -56,24 +63,19 @@ def test_the_view_has_what_the_frame_has(sqlite: Path, suite: str, preset: str) 
     with Store.open(str(sqlite)) as store:
         expected = measured(store, suite, preset)
     query = "SELECT * FROM results WHERE suite = ? AND preset = ? AND is_last"
-    with sqlite3.connect(sqlite) as connection:
+    with closing(sqlite3.connect(sqlite)) as connection:
         found = pandas.read_sql(query, connection, params=(suite, preset))
-    connection.close()
     columns = ["method", "seed", "attack", "cell", "value", "n", "device", "precision"]
     mine = expected.assign(attack=expected["metric"])[columns].astype(object)
     assert len(found) == len(expected) > 40
     assert sorted(map(tuple, found[columns].astype(object).to_numpy())) == sorted(map(tuple, mine.to_numpy()))
-    doubtful = expected.loc[expected["doubts"] != "", ["cell", "stage"]]
-    assert set(map(tuple, doubtful.to_numpy())) == set(
-        map(tuple, found.loc[found["doubts"] != "", ["cell", "stage"]].to_numpy())
-    )
+    doubtful, said = (one.loc[one["doubts"] != "", ["cell", "stage"]].to_numpy() for one in (expected, found))
+    assert set(map(tuple, doubtful)) == set(map(tuple, said))
 
 
 @pytest.mark.parametrize("title", QUERIES)
 def test_a_query_of_the_docs_has_rows(title: str, sqlite: Path) -> None:
-    with sqlite3.connect(sqlite) as connection:
-        rows = connection.execute(QUERIES[title]).fetchall()
-    connection.close()
+    rows = asked(sqlite, QUERIES[title])
     assert rows or "diverged" in title, title
     if title.startswith("Robust accuracy"):
         assert rows[0] == ("Re-SFAT", pytest.approx(0.6176), 5)
@@ -85,13 +87,8 @@ def test_there_are_ten() -> None:
     assert len(QUERIES) == 10
 
 
-def number(metric: str, value: float, round: int, n: int = 4) -> Number:
-    return Number(metric, value, round, n)
-
-
-EVALUATIONS = {
-    name: Evaluation(name, {"name": "fgsm", "eps": "8/255"}, 4, 4) for name in ("natural", "pgd20", "autoattack")
-}
+FGSM = {"name": "fgsm", "eps": "8/255"}
+EVALUATIONS = {name: Evaluation(name, FGSM, 4, 4) for name in ("natural", "pgd20", "autoattack")}
 
 
 def small(store: Store) -> None:
@@ -99,18 +96,15 @@ def small(store: Store) -> None:
     spec = {"seed": 6, "algorithm": {"rounds": 2}, "data": {"name": "mnist"}}
     store.add_cells({"a": spec, "b": {**spec, "seed": 7}})
     for cell, value in (("a", 0.1), ("b", 0.6)):
-        run = store.claim(cell, "train", suite="sfat-fashion", total=2, provenance={"preset": "cpu"})
-        assert run is not None
-        store.finish(run, [number("natural", value, 1), number("natural", value, 2)], round=2,
-                     record={"best-test": {"round": 2, "value": value}})  # fmt: skip
+        run = claimed(store, cell, "train", suite="sfat-fashion", total=2, preset="cpu")
+        best = {"best-test": {"round": 2, "value": value}}
+        store.finish(run, [Number("natural", value, t, 4) for t in (1, 2)], round=2, record=best)
         for attack, evaluation in EVALUATIONS.items():
-            stage = evaluation.stage(2, "bf16")
-            run = store.claim(cell, stage, suite="sfat-fashion", total=4, settings=evaluation.attack,
-                              provenance={"preset": "cpu", "precision": "bf16"})  # fmt: skip
-            assert run is not None
-            store.commit(run, round=4, outcomes=(0, 4, b"\x80" if cell == "a" else b"\xe0"))
-            doubtful = [number("doubt_diverged", 2.0, 2, n=0)] if cell == "a" else []
-            store.finish(run, [number(attack, 0.25 if cell == "a" else 0.75, 2), *doubtful])
+            numbers = [Number(attack, 0.25 if cell == "a" else 0.75, 2, 4)]
+            numbers += [Number("doubt_diverged", 2.0, 2)] if cell == "a" else []
+            outcomes = (0, 4, b"\x80" if cell == "a" else b"\xe0")
+            finished(store, cell, evaluation.stage(2, "bf16"), numbers, round=4, outcomes=outcomes,
+                     suite="sfat-fashion", total=4, settings=FGSM, preset="cpu", precision="bf16")  # fmt: skip
     asked = tuple(evaluation.id for evaluation in EVALUATIONS.values())
     at = {"a": '{"split":"IID","method":"FAT"}', "b": '{"split":"IID","method":"SFAT"}'}
     store.store_points(
@@ -128,9 +122,8 @@ def test_both_databases_answer_alike(tmp_path: Path, new_postgres: Callable[[], 
             small(store)
             with store.database.reading() as connection:
                 of_view = connection.execute(text("SELECT * FROM results ORDER BY cell, attack")).mappings().all()
-                rows = {
-                    title: connection.exec_driver_sql(sql.replace("%", "%%")).all() for title, sql in QUERIES.items()
-                }
+                ask = connection.exec_driver_sql
+                rows = {title: ask(sql.replace("%", "%%")).all() for title, sql in QUERIES.items()}
         flat = [{k: (bool(v) if k.startswith("is_") else v) for k, v in row.items()} for row in of_view]
         answers.append((flat, {title: [tuple(row) for row in found] for title, found in rows.items()}))
     (view, rows), (view_pg, rows_pg) = answers
@@ -164,11 +157,9 @@ def test_db_check_names_stored_doubts_that_are_none(tmp_path: Path) -> None:
     db = tmp_path / "copy.db"
     rows = Path(__file__).parent.parent / "results" / "vit-s-half-jpeg75-cpu.jsonl.xz"
     assert CliRunner().invoke(app, ["import", str(rows), "--db", str(db)]).exit_code == 0
-    with sqlite3.connect(db) as connection:
-        connection.execute(
-            "INSERT INTO doubts SELECT cell, stage, 'chance', '', 0.1 FROM stages WHERE stage != 'train'"
-        )
-    connection.close()
+    with closing(sqlite3.connect(db)) as connection, connection:
+        doubt = "SELECT cell, stage, 'chance', '', 0.1 FROM stages WHERE stage != 'train'"
+        connection.execute(f"INSERT INTO doubts {doubt}")
     check = ["check", "--db", str(db)]
     refused = CliRunner().invoke(app, check)
     assert isinstance(refused.exception, Damaged) and "(chance; now none)" in str(refused.exception)
@@ -205,9 +196,7 @@ def rates(db: Path) -> set[tuple[str, int, float]]:
     """(method, seed, rate) of the rows that are current."""
     rate = "json_extract(spec, '$.algorithm.local.lr')"
     query = f"SELECT method, r.seed, {rate} FROM results r JOIN cells c ON c.id = r.cell WHERE current"
-    with sqlite3.connect(db) as connection:
-        rows = connection.execute(query).fetchall()
-    connection.close()
+    rows = asked(db, query)
     assert len(rows) == len(set(rows))
     return set(rows)
 
@@ -243,9 +232,4 @@ def test_sql_tells_what_a_suite_asks_for_from_what_it_asked_for(tmp_path: Path, 
 
 
 def test_all_that_this_repository_ships_is_current(sqlite: Path) -> None:
-    with sqlite3.connect(sqlite) as connection:
-        past = connection.execute(
-            "SELECT suite, preset, count(*) FROM points WHERE NOT current GROUP BY 1, 2"
-        ).fetchall()
-    connection.close()
-    assert past == []
+    assert asked(sqlite, "SELECT suite, preset, count(*) FROM points WHERE NOT current GROUP BY 1, 2") == []

@@ -51,9 +51,7 @@ def decided(*groups: list[dict[str, Any]], best: str = "max") -> tuple[list[list
     return shown, footnotes
 
 
-def marked_of(
-    *groups: list[dict[str, Any]], best: str = "max", **how: Any
-) -> tuple[list[list[Any]], list[tuple[str, str]]]:
+def marked_of(*groups: list[dict[str, Any]], best: str = "max", **how: Any) -> tuple[list[list[Any]], Any]:
     """The entries of each group with rank and marks; and the footnotes."""
     ends = [*itertools.accumulate(map(len, groups))]
     places = [(range(end - len(group), end), best) for end, group in zip(ends, groups, strict=True)]
@@ -96,13 +94,12 @@ def test_numbers_of_two_versions_of_what_a_function_reads_are_not_tested() -> No
 
 
 def test_equal_numbers() -> None:
-    """Two of the highest are never bold; where all are the same there is no best, and of one number neither."""
+    """Two of the highest are never bold; where all are the same there is no best, and of one number neither. Such a
+    column does not end the table.
+    """
     assert decided(group([LOW, CLEAR, CLEAR]))[0] == [["↓", "", ""]]
     assert decided(group([CLEAR, CLEAR])) == ([["", ""]], [])
     assert decided(group([CLEAR])) == ([[""]], [])
-
-
-def test_a_column_of_equal_numbers_does_not_end_the_table() -> None:
     equal, lone = group([[400, 400, 400]] * 2), group([[400, 400, 400]])
     assert decided(equal, lone, group([CLEAR, LOW]))[0] == [["", ""], [""], ["B", "↓"]]
 
@@ -217,13 +214,10 @@ def grids(store: Store, folder: Path, ties: str = "true") -> list[Any]:
     return report.build_tables(suite, suite.plan("cpu"), store)
 
 
-def test_what_is_bold_in_one_format_is_bold_in_all(
-    fashion: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_bold_in_one_format_is_bold_in_all(fashion: Store, tmp_path: Path, monkeypatch: Any) -> None:
     """FAT is significantly above FAT shrunk in natural accuracy (36.36, 27.51), not under AutoAttack."""
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    monkeypatch.setenv("TERM", "xterm-256color")
-    monkeypatch.setenv("COLUMNS", "160")
+    for name, value in {"FORCE_COLOR": "1", "TERM": "xterm-256color", "COLUMNS": "160"}.items():
+        monkeypatch.setenv(name, value)
     found = grids(fashion, tmp_path)
     bold = {
         "markdown": r"\*\*(\d[\d.]*)\*\*", "latex": r"\\textbf\{(\d[\d.]*)\}", "terminal": r"\x1b\[1m(\d[\d.]*)\x1b",
@@ -251,8 +245,7 @@ def test_accuracies_by_class_are_not_tested(committed: Mapping[str, Store]) -> N
     """AdFL's table by class: training logs numbers and no outcomes, so that nothing is bold."""
     suite = files.load("adfl-mnist")
     tables = report.build_tables(suite, suite.plan("jpeg-cpu"), committed["adfl-mnist-jpeg-cpu"])
-    found = {grid.id: grid for grid in tables}
-    by_class = found["classes"]
+    (by_class,) = (grid for grid in tables if grid.id == "classes")
     assert not any(value.rank for value in by_class.all())
     assert any("°" in value.marks for value in by_class.all())
     assert by_class.footnotes[-1] == ("°", "the best of its comparison group, not tested: no per-image outcomes")

@@ -414,9 +414,7 @@ def test_a_dead_process_loses_its_stage_and_may_write_no_more(store: Store) -> N
         ("folder", b"log", "ro"),
     ],
 )
-def test_how_a_file_is_opened(
-    denied: str, log: bytes | None, mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_how_a_file_is_opened(denied: str, log: bytes | None, mode: str, tmp_path: Path, monkeypatch: Any) -> None:
     """What cannot be written is only read; without a log of changes SQLite is told that nobody else writes.
 
     Each connection looks anew: a run may have begun since.
