@@ -86,24 +86,21 @@ def test_other_sides_are_brought_to_the_cells_size() -> None:
 # --- features ----------------------------------------------------------------------------------------------------
 
 
-def test_features_are_what_enters_the_layer_of_logits() -> None:
-    on, _ = problem(None)
-    h = represent(on, on.model, on.images, 5)
-    assert h.shape == (18, 16)
-    with torch.no_grad():
-        logits = on.model.eval()(on.images.float() / 255)
-    torch.testing.assert_close(on.model.linear(h), logits)
-
-
-def test_features_of_a_transformer_are_both_tokens() -> None:
+@pytest.mark.parametrize("name", ["resnet", "transformer"])
+def test_features_are_what_enters_the_layer_of_logits(name: str) -> None:
+    """Of a transformer both tokens."""
     torch.manual_seed(0)
-    on, _ = problem(None, whole_vit((1, 8, 8), 4, width=2, dim=6, depth=1, heads=2))
+    vit = whole_vit((1, 8, 8), 4, width=2, dim=6, depth=1, heads=2) if name == "transformer" else None
+    on, _ = problem(None, vit)
     h = represent(on, on.model, on.images, 5)
-    assert h.shape == (18, 12)
     with torch.no_grad():
         logits = on.model.eval()(on.images.float() / 255)
-    server = on.model.server
-    torch.testing.assert_close((server.head(h[:, :6]) + server.head_dist(h[:, 6:])) / 2, logits)
+    if vit is None:
+        assert h.shape == (18, 16)
+        torch.testing.assert_close(on.model.linear(h), logits)
+    else:
+        assert h.shape == (18, 12)
+        torch.testing.assert_close((vit.server.head(h[:, :6]) + vit.server.head_dist(h[:, 6:])) / 2, logits)
 
 
 def test_listening_leaves_no_hooks() -> None:
@@ -129,9 +126,7 @@ def test_views_are_images_of_their_own() -> None:
     x = images(64, (3, 8, 8)).float() / 255
     draws = torch.Generator().manual_seed(0)
     a, b = view(x, draws), view(x, draws)
-    assert a.shape == x.shape
-    assert a.min() >= 0
-    assert a.max() <= 1
+    assert a.shape == x.shape and a.min() >= 0 and a.max() <= 1
     assert (a - b).flatten(1).abs().amax(1).min() > 0  # no two views alike
     grey = (a.amax(1) - a.amin(1)).flatten(1).amax(1) < 1e-6
     assert 2 <= int(grey.sum()) <= 30  # a fifth of 64
@@ -219,9 +214,7 @@ def test_scores_are_probabilities_of_being_the_clients_own(privacy: str) -> None
     own, negatives = features(200, 3, 0, 2.0), features(60, 3, 1, -2.0)
     asked = torch.cat([features(20, 3, 2, 2.0), features(20, 3, 3, -2.0)])
     s = score(own, negatives, asked, privacy, epsilon=1.0)
-    assert s.shape == (40,)
-    assert s.min() > 0
-    assert s.max() <= 1 + 1e-6
+    assert s.shape == (40,) and s.min() > 0 and s.max() <= 1 + 1e-6
     if privacy == "none":
         assert s[:20].min() > s[20:].max()
     assert torch.equal(s, score(own, negatives, asked, privacy, epsilon=1.0))
@@ -243,15 +236,8 @@ def aux(on: Problem, state: State, rounds: int = 1, **settings: object) -> Itera
 def test_without_distillation_it_is_fedavg() -> None:
     on, state = problem(images(20))
     ours = list(aux(on, state, 2, distillation_epochs=0))
-    theirs = list(
-        fedavg(
-            on,
-            state,
-            rounds=2,
-            local=LocalTraining(batch=4, lr=0.05, momentum=0.9, objective=objectives.standard),
-            aggregator=functools.partial(aggregators.samples),
-        )
-    )
+    how = LocalTraining(batch=4, lr=0.05, momentum=0.9, objective=objectives.standard)
+    theirs = list(fedavg(on, state, rounds=2, local=how, aggregator=aggregators.samples))
     for a, b in zip(ours, theirs, strict=True):
         assert all(torch.equal(a.state.model[name], b.state.model[name]) for name in a.state.model)
         assert a.cost.bytes_down == b.cost.bytes_down

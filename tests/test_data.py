@@ -174,7 +174,10 @@ def test_a_set_that_is_not_there_says_where_it_should_be(name: str, tmp_path: Pa
     assert common.Missing.exit_code == 5
 
 
-@pytest.mark.parametrize("name", ["cifar10", "cifar100", "svhn", "mnist", "fashion_mnist", "celeba"])
+PUBLISHED = ["cifar10", "cifar100", "svhn", "mnist", "fashion_mnist"]
+
+
+@pytest.mark.parametrize("name", [*PUBLISHED, "celeba"])
 def test_a_wrong_checksum_is_an_error_that_says_how_to_name_a_variant(name: str, tmp_path: Path) -> None:
     write, settings = SMALL[name]
     write(tmp_path)
@@ -187,10 +190,8 @@ def test_a_wrong_checksum_is_an_error_that_says_how_to_name_a_variant(name: str,
     assert f"data: {{name: {name}, variant: NAME}}" in found
 
 
-@pytest.mark.parametrize("name", ["cifar10", "cifar100", "svhn", "mnist", "fashion_mnist"])
-def test_published_files_are_read_without_a_variant_and_refused_with_one(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_files_have_no_variant(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     SMALL[name][0](tmp_path)
     publish(monkeypatch, tmp_path, name)
     assert DATASETS[name](tmp_path).variant is None
@@ -297,26 +298,17 @@ def test_a_pickle_that_would_run_a_command_is_refused(protocol: int, tmp_path: P
 
 
 @pytest.mark.parametrize(
-    ("module", "name"),
-    [
-        ("builtins", "eval"),
-        ("__builtin__", "getattr"),
-        ("_codecs", "encode"),
-        ("copyreg", "_reconstructor"),
-        ("numpy", "load"),
-        ("numpy", "array"),
-        ("numpy.core.multiarray", "scalar"),
-        ("numpy", "ndarray.tofile"),
-        ("pickle", "loads"),
-    ],
-)
-def test_every_other_global_is_refused(module: str, name: str, tmp_path: Path) -> None:
+    "place",
+    ["builtins eval", "__builtin__ getattr", "_codecs encode", "copyreg _reconstructor", "numpy load", "numpy array",
+     "numpy.core.multiarray scalar", "numpy ndarray.tofile", "pickle loads"],
+)  # fmt: skip
+def test_every_other_global_is_refused(place: str, tmp_path: Path) -> None:
+    module, name = place.split()
     file = tmp_path / "data_batch_1"
     for code in (f"c{module}\n{name}\n.".encode(), b"\x80\x04" + _unicode(module) + _unicode(name) + b"\x93."):
         file.write_bytes(code)
-        assert f"refusing to execute {module}.{name}" in message(
-            cifar.UnsafePickle, lambda: cifar.read_batch(file, "labels")
-        )
+        said = message(cifar.UnsafePickle, lambda: cifar.read_batch(file, "labels"))
+        assert f"refusing to execute {module}.{name}" in said
 
 
 def _unicode(string: str) -> bytes:
@@ -358,8 +350,7 @@ def test_labels_must_be_whole_numbers_of_a_class(tmp_path: Path) -> None:
     layouts.write_cifar10(tmp_path)
     batch = tmp_path / "cifar-10-batches-py" / "data_batch_1"
     batch.write_bytes(layouts.cifar_batch(layouts.pixels(2, 3072), [3, 10]))
-    found = damage("cifar10", tmp_path)
-    assert found == f"{batch.parent}: training labels run from 0 to 10, not 0 to 9"
+    assert damage("cifar10", tmp_path) == f"{batch.parent}: training labels run from 0 to 10, not 0 to 9"
     for labels in (["1", "2"], [0.5, 1.5], [[1], [2]], None):
         batch.write_bytes(pickle.dumps({"data": layouts.pixels(2, 3072), "labels": labels}, protocol=4))
         assert "labels are not a list of integers" in damage("cifar10", tmp_path)
@@ -383,9 +374,7 @@ def test_the_published_archive_is_unpacked_once_and_whole(tmp_path: Path) -> Non
     DATASETS["cifar10"](tmp_path, variant="small")
 
 
-def test_the_worker_that_unpacks_last_takes_what_the_first_one_unpacked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_unpacks_last_takes_what_the_first_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     layouts.write_cifar10(tmp_path)
     folder, archive = tmp_path / "cifar-10-batches-py", tmp_path / "cifar-10-python.tar.gz"
     layouts.tar_folder(archive, folder, folder.name)
@@ -428,8 +417,7 @@ def test_a_damaged_archive_leaves_nothing_behind(tmp_path: Path) -> None:
     whole = archive.read_bytes()
     for content in (whole[: len(whole) // 2], b"no archive", b"", gzip.compress(b"no tar")):
         archive.write_bytes(content)
-        found = damage("cifar10", tmp_path)
-        assert found.startswith(f"{archive} is truncated or damaged, not a tar archive (")
+        assert damage("cifar10", tmp_path).startswith(f"{archive} is truncated or damaged, not a tar archive (")
         assert [entry.name for entry in tmp_path.iterdir()] == [archive.name]
     with tarfile.open(archive, "w:gz") as tar:
         layouts.tar_add(tar, "readme", b"hello")
@@ -465,9 +453,7 @@ def repack(raw: Path, how: str) -> None:
 
 @pytest.mark.parametrize("how", ["gz", "xz", "raw"])
 @pytest.mark.parametrize("name", ["mnist", "fashion_mnist"])
-def test_official_idx_files_are_known_by_what_is_inside(
-    name: str, how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_idx_files_are_known_by_what_is_inside(name: str, how: str, tmp_path: Path, monkeypatch: Any) -> None:
     downloads(monkeypatch, lambda *_: pytest.fail("something was fetched"))
     SMALL[name][0](tmp_path)
     publish(monkeypatch, tmp_path, name)
@@ -496,13 +482,10 @@ def test_a_damaged_xz_file_is_named(tmp_path: Path) -> None:
     repack(raw, "xz")
     file = raw / "t10k-images-idx3-ubyte.xz"
     file.write_bytes(file.read_bytes()[:-20])
-    found = damage("mnist", tmp_path)
-    assert found.startswith(f"{file} is truncated or damaged, not an xz file (")
+    assert damage("mnist", tmp_path).startswith(f"{file} is truncated or damaged, not an xz file (")
 
 
-def test_a_system_package_is_found_where_the_root_has_no_whole_set(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_package_serves_where_the_root_has_no_whole_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     downloads(monkeypatch, lambda *_: pytest.fail("something was fetched"))
     layouts.write_mnist(tmp_path, "FashionMNIST")
     publish(monkeypatch, tmp_path, "fashion_mnist")
@@ -571,12 +554,12 @@ def test_idx_files_that_are_not_what_their_header_says(content: bytes, problem: 
 def test_mnist_of_another_size_or_count_is_inconsistent(tmp_path: Path) -> None:
     layouts.write_mnist(tmp_path, packed=False)
     raw = tmp_path / "MNIST" / "raw"
-    (raw / "t10k-images-idx3-ubyte").write_bytes(layouts.idx(layouts.pixels(20, 14, 14)))
-    found = damage("mnist", tmp_path)
-    assert found == f"{raw}: test images have shape (1, 14, 14), (1, 28, 28) is published"
-    (raw / "t10k-images-idx3-ubyte").write_bytes(layouts.idx(layouts.pixels(19, 28, 28)))
-    found = damage("mnist", tmp_path)
-    assert found == f"{raw}: 19 test images, but 20 labels"
+    for shape, said in (
+        ((20, 14, 14), f"{raw}: test images have shape (1, 14, 14), (1, 28, 28) is published"),
+        ((19, 28, 28), f"{raw}: 19 test images, but 20 labels"),
+    ):
+        (raw / "t10k-images-idx3-ubyte").write_bytes(layouts.idx(layouts.pixels(*shape)))
+        assert damage("mnist", tmp_path) == said
     (raw / "t10k-images-idx3-ubyte").write_bytes(layouts.idx(layouts.pixels(0, 28, 28)))
     (raw / "t10k-labels-idx1-ubyte").write_bytes(layouts.idx(layouts.pixels(0)))
     assert damage("mnist", tmp_path) == f"{raw} holds no test images"
@@ -592,9 +575,7 @@ def test_svhn_turns_its_axes_and_calls_the_digit_0_by_its_name(place: str, tmp_p
     assert data.train_labels[:10].tolist() == [1, 2, 3, 4, 5, 6, 7, 8, 9, 0]
 
 
-def test_svhn_files_may_lie_apart_and_the_missing_one_is_fetched(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_svhn_files_may_lie_apart_and_one_is_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     layouts.write_svhn(tmp_path / "svhn")
     publish(monkeypatch, tmp_path, "svhn")
     before = DATASETS["svhn"](tmp_path).fingerprint
@@ -602,9 +583,8 @@ def test_svhn_files_may_lie_apart_and_the_missing_one_is_fetched(
     test = tmp_path / "svhn" / "test_32x32.mat"
     content = test.read_bytes()
     test.unlink()
-    assert (
-        message(common.DamagedData, lambda: DATASETS["svhn"](tmp_path)) == f"{test} is missing; {test.parent} is empty"
-    )
+    found = message(common.DamagedData, lambda: DATASETS["svhn"](tmp_path))
+    assert found == f"{test} is missing; {test.parent} is empty"
     downloads(monkeypatch, lambda url, folder, name, md5: Path(folder, name).write_bytes(content) and None)
     row = disk.prepare("svhn", tmp_path)
     assert (row["state"], row["n"], row["fingerprint"]) == ("complete", 40, before)
@@ -638,10 +618,8 @@ def test_digits_are_scikit_learns() -> None:
     for index, label in enumerate(source.target):
         (test if seen[label] % 5 == 4 else train).append(index)
         seen[label] += 1
-    for images, labels, indices in (
-        (data.train_images, data.train_labels, train),
-        (data.test_images, data.test_labels, test),
-    ):
+    parts = ((data.train_images, data.train_labels, train), (data.test_images, data.test_labels, test))
+    for images, labels, indices in parts:
         assert np.array_equal(images[:, 0], np.floor(source.images[indices] * 255 / 16 + 0.5))
         assert np.array_equal(labels, source.target[indices])
     assert [int((data.test_labels == label).sum()) for label in range(10)] == [count // 5 for count in seen]
@@ -686,24 +664,20 @@ def test_image_folders_that_cannot_be_used(tmp_path: Path) -> None:
     folder = layouts.write_image_folder(tmp_path / "mine")
     layouts.save(folder / "test" / "cow" / "1.png", (12, 12), 0, mode="L")
     assert "'cow' is not a class in" in message(common.DamagedData, read)
-    (folder / "test" / "cow" / "1.png").unlink()
-    (folder / "test" / "cow").rmdir()
-    (folder / "train" / "cow").mkdir()
-    cow = folder / "train" / "cow"
+    shutil.rmtree(folder / "test" / "cow")
+    (cow := folder / "train" / "cow").mkdir()
     assert message(common.DamagedData, read) == f"{cow} has no image files; {cow} is empty"
     cow.rmdir()
     (folder / "train" / "bee" / "0.png").write_text("text")
     assert message(common.DamagedData, read).startswith(f"{folder / 'train' / 'bee' / '0.png'} is truncated or damaged")
     (folder / "train" / "bee").rename(tmp_path / "bee")
-    (folder / "test" / "bee" / "t.png").unlink()
-    (folder / "test" / "bee").rmdir()
+    shutil.rmtree(folder / "test" / "bee")
     assert "has 1 class folders, at least 2 are needed" in message(common.DamagedData, read)
     (tmp_path / "bee").rename(folder / "train" / "bee")
     (folder / "train" / "bee" / "0.png").unlink()
     (folder / "test" / "ant" / "t.png").unlink()
     assert message(common.DamagedData, read) == f"{folder / 'test'} holds no images"
-    (folder / "test" / "ant").rmdir()
-    (folder / "test").rmdir()
+    shutil.rmtree(folder / "test")
     assert message(common.DamagedData, read) == f"{folder / 'test'} is missing; {folder} holds train"
 
 
@@ -729,13 +703,11 @@ def test_cinic10_counts_classes_and_sizes_are_checked(tmp_path: Path) -> None:
     found = damage("cinic10", tmp_path)
     assert found.startswith(f"{folder / 'train' / 'cat' / 'odd.png'} is") and "32x30, not 32x32" in found
     (folder / "test" / "cow").mkdir()
-    found = damage("cinic10", tmp_path)
-    assert found == f"{folder / 'test' / 'cow'} is not a class of CINIC-10"
+    assert damage("cinic10", tmp_path) == f"{folder / 'test' / 'cow'} is not a class of CINIC-10"
     (folder / "test" / "cow").rename(folder / "test" / "spare")
     (folder / "test" / "spare").rmdir()
     (folder / "test" / "dog").rename(tmp_path / "dog")
-    found = damage("cinic10", tmp_path)
-    assert found == f"{folder / 'test' / 'dog'} is missing"
+    assert damage("cinic10", tmp_path) == f"{folder / 'test' / 'dog'} is missing"
 
 
 def state_of(name: str, root: Path) -> dict[str, Any]:
@@ -815,16 +787,13 @@ def test_celeba_from_the_zip_is_the_same(tmp_path: Path) -> None:
     packed = base / "img_align_celeba.zip"
     whole = packed.read_bytes()
     packed.write_bytes(whole[: len(whole) // 2])
-    assert message(common.DamagedData, lambda: celeba(tmp_path, sample=1.0)).startswith(
-        f"{packed} is truncated or damaged"
-    )
+    damaged = functools.partial(message, common.DamagedData, functools.partial(celeba, tmp_path, sample=1.0))
+    assert damaged().startswith(f"{packed} is truncated or damaged")
     first = whole.index(b"\xff\xd8")
     packed.write_bytes(whole[:first] + b"????" + whole[first + 4 :])
-    assert message(common.DamagedData, lambda: celeba(tmp_path, sample=1.0)).startswith(
-        f"{packed / '000001.jpg'} is truncated or damaged, not a whole member of the zip file"
-    )
+    assert damaged().startswith(f"{packed / '000001.jpg'} is truncated or damaged, not a whole member of the zip file")
     packed.unlink()
-    assert "img_align_celeba.zip" in message(common.DamagedData, lambda: celeba(tmp_path, sample=1.0))
+    assert "img_align_celeba.zip" in damaged()
 
 
 def test_celeba_with_the_split_that_leaf_wrote(tmp_path: Path) -> None:
@@ -870,9 +839,8 @@ def test_checksums_and_addresses_are_torchvisions() -> None:
     for name, cifar_class in (("cifar10", tv.CIFAR10), ("cifar100", tv.CIFAR100)):
         assert catalogue.archive(name) == catalogue.File(cifar_class.filename, cifar_class.tgz_md5, (cifar_class.url,))
         published = cifar_class.train_list + cifar_class.test_list
-        assert catalogue.files(name) == tuple(
-            catalogue.File(f"{cifar_class.base_folder}/{file}", md5) for file, md5 in published
-        )
+        expected = [catalogue.File(f"{cifar_class.base_folder}/{file}", md5) for file, md5 in published]
+        assert catalogue.files(name) == tuple(expected)
     svhn = [tv.SVHN.split_list[split] for split in ("train", "test")]
     assert catalogue.files("svhn") == tuple(catalogue.File(f"svhn/{file}", md5, (url,)) for url, file, md5 in svhn)
     listed = {file: (drive, md5) for drive, md5, file in tv.CelebA.file_list}
@@ -930,9 +898,7 @@ def test_status_of_an_empty_root(tmp_path: Path) -> None:
     assert json.loads(json.dumps(list(rows.values())))
 
 
-def test_status_tells_variants_damage_and_published_files_apart(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_status_tells_variants_damage_and_the_published_apart(tmp_path: Path, monkeypatch: Any) -> None:
     for name in ("cifar10", "svhn", "mnist", "celeba", "cinic10"):
         SMALL[name][0](tmp_path)
     (tmp_path / "svhn" / "test_32x32.mat").write_bytes(b"x")
@@ -1032,9 +998,7 @@ def test_prepare_unpacks_an_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert DATASETS["cifar10"](root).variant is None
 
 
-def test_prepare_leaves_a_variant_alone_and_does_not_mend_damage(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_prepare_leaves_a_variant_alone_and_mends_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     downloads(monkeypatch, lambda *_: pytest.fail("something was fetched"))
     layouts.write_cifar10(tmp_path)
     assert disk.prepare("cifar10", tmp_path)["state"] == "variant"
@@ -1105,12 +1069,11 @@ def test_a_data_set_of_hugging_face_keeps_its_order_and_names_what_it_lacks(tmp_
         few = read(tmp_path, (n, m), **mine)
         assert (few.train_images == data.train_images[:n]).all() and (few.train_labels == data.train_labels[:n]).all()
         assert (few.test_images == data.test_images[:m]).all() and few.classes == data.classes
-    assert "no column 'label' (known: class, image)" in message(
-        SpecError, lambda: read(tmp_path, **{**mine, "label": "label"})
-    )
-    assert "no split 'tset' (did you mean 'test'?)" in message(
-        SpecError, lambda: read(tmp_path, **mine, test_split="tset")
-    )
+    for change, said in (
+        ({"label": "label"}, "no column 'label' (known: class, image)"),
+        ({"test_split": "tset"}, "no split 'tset' (did you mean 'test'?)"),
+    ):
+        assert said in message(SpecError, lambda: read(tmp_path, **{**mine, **change}))  # noqa: B023
 
 
 def test_arrays_become_a_data_set_whatever_their_layout() -> None:
@@ -1191,9 +1154,8 @@ def test_emnist_is_read_in_each_of_its_six_splits(tmp_path: Path, split: str, cl
     assert (data.train_labels.tolist(), data.test_labels.tolist()) == (labels, labels[::2])
     few = DATASETS["torchvision"](tmp_path, (5, 3), dataset="EMNIST", size=28, grey=True, split=split)
     assert (few.train_images == data.train_images[:5]).all() and few.test_labels.tolist() == labels[:6:2]
-    assert (
-        data.classes == classes and common.shared_images(data.train_images, data.test_images) == 0 and not data.doubts
-    )
+    assert data.classes == classes and not data.doubts
+    assert common.shared_images(data.train_images, data.test_images) == 0
 
 
 @pytest.mark.parametrize(
@@ -1304,9 +1266,7 @@ def test_pixels_of_no_known_range_are_refused(tmp_path: Path, mode: str, kind: s
     assert f"pixels are 32-bit {kind} of unknown range" in said
 
 
-def test_the_first_images_of_a_class_of_torchvision_that_is_sorted_are_of_all_classes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_first_images_of_a_sorted_class_of_torchvision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """EuroSAT walks class folders; its 16-bit images are scaled although torchvision's loader would cut them."""
     for c in range(10):
         for i in range(20):
@@ -1487,9 +1447,8 @@ def test_torchvision_reads_a_folder_of_the_suite(tmp_path: Path) -> None:
         assert (len(data.train_labels), len(data.test_labels), data.classes) == (8, 2, 2)
     assert len(own.load(spec, tmp_path, (3, None)).train_labels) == 3
     found = message(SpecError, lambda: read(root="mine"))
-    assert (
-        "would take the parts test, train of" in found and f"{{name: image_folder, path: {folder}, size: 12}}" in found
-    )
+    assert "would take the parts test, train of" in found
+    assert f"{{name: image_folder, path: {folder}, size: 12}}" in found
     assert f"no such folder: {tmp_path / 'more'}" in message(common.Missing, lambda: read(root="more"))
     (folder / "train" / "ant" / "0.png").unlink()
     (folder / "train" / "bee" / "0.png").unlink()

@@ -94,23 +94,23 @@ def cell(tmp_path, own_plugins):
     return jobs_of(files.load(str(file)).plan())[0]
 
 
-def numbers(store: Store, cell: str) -> dict[tuple[str, str, int, int], float]:
-    rows = store.measurements([cell])
+def worked(cell, folder: Path, stops=()) -> dict[tuple[str, str, int, int], float]:
+    """The numbers of the cell, which is stopped and taken up again as often as `stops` says so."""
+    machine = Machine(str(folder / "r.db"), str(folder / "files"), "", recovery=Recovery(checkpoint_seconds=0.0))
+    asked = iter(stops)
+    with Store.open(machine.db, create=True) as store:
+        for _ in range(sum(stops)):
+            assert work(cell, machine, store, stop=lambda: next(asked, False)) == "interrupted"
+        assert work(cell, machine, store) == "done"
+        rows = store.measurements([cell.cell])
     return {(row["stage"].split("-")[0], row["metric"], row["round"], row["client"]): row["value"] for row in rows}
 
 
 def test_clients_with_models_of_their_own(cell, tmp_path):
     """Client k is right on the images of class k, so accuracies are fractions of classes; stopped in between or not."""
     labels = DATASETS["digits"](tmp_path).test_labels
-    machine = Machine(
-        db=str(tmp_path / "r.db"), files=str(tmp_path / "files"), data="", recovery=Recovery(checkpoint_seconds=0.0)
-    )
-    with Store.open(machine.db, create=True) as store:
-        times = iter([True, False, False, False, False, True])  # after round 1, then in the middle of client 1's images
-        assert work(cell, machine, store, stop=lambda: next(times, False)) == "interrupted"
-        assert work(cell, machine, store, stop=lambda: next(times, False)) == "interrupted"
-        assert work(cell, machine, store) == "done"
-        found = numbers(store, cell.cell)
+    # after round 1, then in the middle of client 1's images
+    found = worked(cell, tmp_path, (True, False, False, False, False, True))
     of_class = [float(np.mean(labels[:40] == k)) for k in range(10)]
     assert found["train", "natural", 2, -1] == pytest.approx(sum(of_class[:3]) / 3)
     assert [found["train", "natural", 2, k] for k in range(3)] == pytest.approx(of_class[:3])
@@ -123,7 +123,7 @@ def test_clients_with_models_of_their_own(cell, tmp_path):
     assert (found["train", "said", 1, 1], found["train", "t", 2, -1]) == (2.5, 1)
     assert not any(metric.startswith("drift") for _, metric, _, _ in found)  # nobody uploaded a model
     for count in (1, 2):
-        kept = artifacts.load(artifact_file(Path(machine.files) / cell.cell, count))
+        kept = artifacts.load(artifact_file(tmp_path / "files" / cell.cell, count))
         assert torch.equal(torch.from_numpy(kept["images"]), torch.full((2, 1, 3, 3), count - 1, dtype=torch.uint8))
 
 
@@ -136,18 +136,13 @@ def test_clients_that_send_a_part_of_their_model(cell, tmp_path):
     ((result, measured),) = experiment(ready, ready.initial, **bound)
     assert all(update.model.keys() == result.broadcast.keys() for update in result.updates)
     (drift,) = (one.value for one in measured if one.metric == "drift_pre")
-    moved = [
-        sum(float((u.model[n] - result.broadcast[n]).pow(2).sum()) for n in ("fc2.weight", "fc2.bias")) ** 0.5
-        for u in result.updates
-    ]
+    sent = result.broadcast
+    moved = [sum(float((u.model[n] - sent[n]).pow(2).sum()) for n in u.model) ** 0.5 for u in result.updates]
     assert drift == pytest.approx(sum(moved) / 3, rel=1e-5) and drift > 0
 
 
 def test_how_many_clients_hold_a_class(cell, tmp_path):
-    machine = Machine(db=str(tmp_path / "r.db"), files=str(tmp_path / "files"), data="")
-    with Store.open(machine.db, create=True) as store:
-        assert work(cell, machine, store) == "done"
-        found = numbers(store, cell.cell)
+    found = worked(cell, tmp_path)
     held = [found["train", "label_clients", 1, c] for c in range(10)]
     assert all(count == int(count) and 0 <= count <= 3 for count in held)
     assert sum(held) > 20  # 80 digits, dealt at random to three: nearly every class is everywhere
@@ -165,10 +160,8 @@ def test_images_that_clients_hold_out_are_judged_clean_and_attacked(inverted):
     def invert(model, x, y, generator):
         return 1 - x
 
-    found = {
-        (one.metric, one.client): one.value
-        for one in measures.monitored(ready, result, 1, invert if inverted else natural, None, False)
-    }
+    measured = measures.monitored(ready, result, 1, invert if inverted else natural, None, False)
+    found = {(one.metric, one.client): one.value for one in measured}
     problem.model.load_state_dict(result.state.model)
     x, y = problem.images.float() / 255, problem.labels
     for metric, seen in (("holdout_natural", x), ("holdout_accuracy", 1 - x if inverted else x)):
@@ -178,26 +171,22 @@ def test_images_that_clients_hold_out_are_judged_clean_and_attacked(inverted):
         }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("network", "returned"), [("Both", "a tuple"), ("InTraining", "a tuple"), ("Deep", "a tensor ")]
-)
-def test_a_network_of_two_outputs_is_refused_in_one_sentence(network, returned):
+OUTPUTS = {  # what a network makes of its logits, and in training or not: what is said of it
+    "both": (lambda z, training: (z, z.mean()), "a tuple"),
+    "in training": (lambda z, training: (z, z.mean()) if training else z, "a tuple"),
+    "deep": (lambda z, training: z[:, :, None, None], "a tensor "),
+}
+
+
+@pytest.mark.parametrize(("made", "returned"), OUTPUTS.values(), ids=OUTPUTS)
+def test_a_network_of_two_outputs_is_refused_in_one_sentence(made, returned):
     """Before the first step, whether it returns two always or in training alone."""
 
-    class Both(torch.nn.Linear):
+    class Network(torch.nn.Linear):
         def forward(self, x):
-            logits = super().forward(x.flatten(1))
-            return logits, logits.mean()
+            return made(super().forward(x.flatten(1)), self.training)
 
-    class InTraining(Both):
-        def forward(self, x):
-            return super().forward(x) if self.training else super().forward(x)[0]
-
-    class Deep(Both):
-        def forward(self, x):
-            return super().forward(x)[0][:, :, None, None]
-
-    problem = small_problem({"Both": Both, "InTraining": InTraining, "Deep": Deep}[network](144, 4))
+    problem = small_problem(Network(144, 4))
     how = partial(ALGORITHMS["fedavg"], rounds=1, aggregator=AGGREGATORS["samples"], local=local())
     with pytest.raises(SpecError, match=f"the model returns {returned}.*, not logits \\(B, classes\\)"):
         rounds(problem, how, monitor=natural)
@@ -210,10 +199,7 @@ def test_a_diagnostic_has_its_own_rounds(cell, tmp_path, monkeypatch):
     monkeypatch.setitem(diagnostics.DIAGNOSTICS, "svcca", lambda *_, **__: {"diagnosed": 1.0})
     cell.spec["algorithm"]["rounds"] = 3
     cell.spec.update(diagnostic=calls.check("Diagnostic", {"name": "svcca"}), diagnostic_every=2)
-    machine = Machine(db=str(tmp_path / "r.db"), files=str(tmp_path / "files"), data="")
-    with Store.open(machine.db, create=True) as store:
-        assert work(cell, machine, store) == "done"
-        found = numbers(store, cell.cell)
+    found = worked(cell, tmp_path)
     assert sorted(t for stage, metric, t, k in found if (stage, metric, k) == ("train", "natural", -1)) == [1, 2, 3]
     assert sorted(t for _, metric, t, _ in found if metric == "diagnosed") == [2, 3]
 
@@ -274,8 +260,11 @@ def test_auxiliary_images():
         auxiliary_images(own, leaky, None, None)
 
 
-FEDAVG = {
-    "name": "fedavg", "rounds": 1, "aggregator": "samples", "local": {"batch": 8, "lr": 0.1, "objective": "standard"}
+SPEC = {
+    "seed": 0, "data": "digits", "partition": {"name": "iid", "clients": 3}, "model": {"name": "small_cnn"},
+    "algorithm": {"name": "fedavg", "rounds": 1, "aggregator": "samples",
+                  "local": {"batch": 8, "lr": 0.1, "objective": "standard"}},
+    "monitor": "natural",
 }  # fmt: skip
 
 
@@ -284,21 +273,10 @@ FEDAVG = {
     [
         ({"train": 1400, "train_from": 43}, "train_from: 1400 images wanted after the first 43, digits has 1442"),
         ({"train_from": 1442}, "train_from: no image is left after the first 1442, digits has 1442"),
-        (
-            {"model": {"name": "vit", "patch": 4}, "diagnostic": {"name": "svcca", "blocks": "one"}},
-            "such as 1,9, got 'one'",
-        ),
+        ({"model": {"name": "vit", "patch": 4}, "diagnostic": {"name": "svcca", "blocks": "one"}}, "1,9, got 'one'"),
         ({"diagnostic": "svcca", "monitor": None}, "diagnostic: needs 'monitor'"),
     ],
 )
 def test_settings_that_contradict_each_other(changes, message):
-    spec = {
-        "seed": 0,
-        "data": "digits",
-        "partition": {"name": "iid", "clients": 3},
-        "model": {"name": "small_cnn"},
-        "algorithm": FEDAVG,
-        "monitor": "natural",
-    }
     with pytest.raises(SpecError, match=message):
-        cells.canonical({**spec, **changes})
+        cells.canonical({**SPEC, **changes})

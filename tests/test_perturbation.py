@@ -83,18 +83,11 @@ def attack(cell: Cell) -> Mapping[str, Any]:
 def test_every_attack_that_states_no_radius_has_that_of_its_task(own: Callable[..., Plan]) -> None:
     cells = {tuple(cell.key.values()): cell for cell in own().cells}
     trained = {key: tuple(attack(cell).get(k) for k in ("eps", "step", "steps")) for key, cell in cells.items()}
-    assert trained == {
-        ("grey", "FAT"): ("25/255", "6/255", 7),
-        ("grey", "TRADES"): ("25/255", "6/255", 7),
-        ("grey", "RS"): ("25/255", "10/255", 1),
-        ("grey", "N-FGSM"): ("25/255", None, None),
-        ("grey", "strong"): (0.2, "6/255", 7),
-        ("colour", "FAT"): ("8/255", "2/255", 7),
-        ("colour", "TRADES"): ("8/255", "2/255", 7),
-        ("colour", "RS"): ("8/255", "10/255", 1),
-        ("colour", "N-FGSM"): ("8/255", None, None),
-        ("colour", "strong"): (0.2, "2/255", 7),
-    }
+    for data, eps, step in (("grey", "25/255", "6/255"), ("colour", "8/255", "2/255")):
+        assert {method: said for (of, method), said in trained.items() if of == data} == {
+            "FAT": (eps, step, 7), "TRADES": (eps, step, 7), "RS": (eps, "10/255", 1), "N-FGSM": (eps, None, None),
+            "strong": (0.2, step, 7),
+        }  # fmt: skip
     for (data, _), cell in cells.items():
         eps = {"grey": "25/255", "colour": "8/255"}[data]
         assert (cell.spec["monitor"]["eps"], cell.spec["monitor"]["step"]) == (eps, "1/255")  # `training` is not its
@@ -132,9 +125,8 @@ def test_a_radius_in_l2(own: Callable[..., Plan]) -> None:
         ("    N-FGSM: {algorithm: {local: {objective: n_fgsm_at}}}\n", ""),
         ("    fgsm: fgsm\n", "    fgsm: {name: fgsm, eps: 8/255}\n    aa: autoattack\n"),
     )
-    assert [(attack(c)["norm"], attack(c)["eps"]) for c in plan.cells if c.key["method"] == "FAT"] == [
-        ("L2", 0.5), ("L2", 1.5),
-    ]  # fmt: skip
+    of_fat = [attack(c) for c in plan.cells if c.key["method"] == "FAT"]
+    assert [(one["norm"], one["eps"]) for one in of_fat] == [("L2", 0.5), ("L2", 1.5)]
     known = {e.label: e.attack for e in plan.cells[-1].evaluations}
     assert (known["aa"]["norm"], known["aa"]["eps"], known["fgsm"]["eps"]) == ("L2", 1.5, "8/255")
     assert {c.spec["monitor"]["norm"] for c in plan.cells} == {"L2"}
@@ -185,9 +177,7 @@ def settings(node: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 @pytest.mark.parametrize("name", QUICKLY)
-def test_a_further_method_of_five_lines_has_the_settings_of_the_baseline(
-    name: str, plugin: Path, tmp_path: Path
-) -> None:
+def test_a_further_method_has_the_settings_of_the_baseline(name: str, plugin: Path, tmp_path: Path) -> None:
     if files.load(name).contents.baseline is None:
         return
     suite, axis, baseline = with_further(name, plugin, tmp_path)
@@ -196,10 +186,8 @@ def test_a_further_method_of_five_lines_has_the_settings_of_the_baseline(
         plan = suite.plan(preset)
         by = {(*cell.key.items(), cell.spec["seed"]): cell for cell in plan.cells}
         for cell in plan.cells:
-            if cell.key.get(axis) != "own":
-                continue
             other = by.get((*{**cell.key, axis: baseline}.items(), cell.spec["seed"]))
-            if other is None:
+            if cell.key.get(axis) != "own" or other is None:
                 continue
             mine, theirs = dict(settings(cell.spec)), dict(settings(other.spec))
             differ = {path for path in {*mine, *theirs} if mine.get(path) != theirs.get(path)}
@@ -227,9 +215,8 @@ def test_no_override_of_ours_hands_out_a_radius_to_names_of_methods() -> None:
 
 # --- the grid of a suite that extends another ------------------------------------------------------------------------
 
-PARENT = SUITE.replace(
-    "evaluate:\n", "grid: {product: [data, method], overrides: [{when: {method: FAT}, set: {train: 90}}]}\nevaluate:\n"
-)
+GRID = "grid: {product: [data, method], overrides: [{when: {method: FAT}, set: {train: 90}}]}\n"
+PARENT = SUITE.replace("evaluate:\n", f"{GRID}evaluate:\n")
 
 
 @pytest.mark.parametrize(
@@ -266,9 +253,7 @@ def test_an_override_may_hold_for_the_cells_that_have_a_setting(tmp_path: Path) 
 # --- malicious clients ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "own", ["{malicious: {clients: 2, attack: {name: sign_flip}}}", "{malicious: {attack: min_max}}"]
-)
+@pytest.mark.parametrize("own", ["{malicious: {clients: 2, attack: sign_flip}}", "{malicious: {attack: min_max}}"])
 def test_an_adversary_of_ones_own_passes_every_preset_of_fat_byzantine(own: str, tmp_path: Path) -> None:
     (tmp_path / "byz.yaml").write_text(f"name: byz\nextends: fat-byzantine\naxes: {{adversary: {{own: {own}}}}}\n")
     suite = files.load(str(tmp_path / "byz.yaml"))
@@ -282,9 +267,8 @@ def test_an_adversary_of_ones_own_passes_every_preset_of_fat_byzantine(own: str,
 
 
 def test_an_attack_that_a_suite_takes_out_is_missed_by_nothing_that_it_inherits(tmp_path: Path) -> None:
-    (tmp_path / "own.yaml").write_text(
-        "name: own\nextends: fat-baselines\nevaluate: {attacks: {autoattack: null, cw: null}}\n"
-    )
+    text = "name: own\nextends: fat-baselines\nevaluate: {attacks: {autoattack: null, cw: null}}\n"
+    (tmp_path / "own.yaml").write_text(text)
     suite = files.load(str(tmp_path / "own.yaml"))
     plans = [suite.plan(preset) for preset in suite.presets()]
     report.check_headings(suite, plans)

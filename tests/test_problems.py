@@ -123,11 +123,8 @@ def test_an_evaluation_is_of_its_round_and_of_the_cells_images() -> None:
 
 @pytest.mark.parametrize("missing", ["algorithm", "partition", "test"])
 def test_what_the_cell_does_not_say_bounds_nothing(missing: str) -> None:
-    numbers = {
-        "algorithm": [9, -1, "loss", 0.5, 1],
-        "partition": [1, 9, "weight", 0.5, 1],
-        "test": [1, -1, "natural", 1.0, 99],
-    }
+    numbers = {"algorithm": [9, -1, "loss", 0.5, 1], "partition": [1, 9, "weight", 0.5, 1],
+               "test": [1, -1, "natural", 1.0, 99]}  # fmt: skip
     assert len(found(train=[numbers[missing]])) == 1
     less = {key: value for key, value in SPEC.items() if key != missing}
     for spec in (less, {**less, missing: None}, {**less, missing: {}}, {**less, missing: True}):
@@ -146,9 +143,8 @@ def test_a_finished_training_ends_in_its_last_round_and_knows_its_best() -> None
     assert found(**done, train_round=2, spec={}) == []
     best = {"best-test": {"round": 1, "value": 0.5}}
     assert found(**done, train_record=best) == []
-    assert found([[2, -1, "monitor", 0.5, 8]], **done, train_record=best) == [
-        "best-test is 0.5 in round 1, the best monitor 0.5 in round 2"
-    ]
+    said = ["best-test is 0.5 in round 1, the best monitor 0.5 in round 2"]
+    assert found([[2, -1, "monitor", 0.5, 8]], **done, train_record=best) == said
     assert found([[2, 0, "monitor", 0.875, 8]], **done, train_record=best) == []  # of one client
     assert found([[2, -1, "val_monitor", 0.875, 8]], **done, train_record=best) == []
     for record, said in (
@@ -173,14 +169,12 @@ def test_models_of_clients_have_the_outcomes_in_their_order() -> None:
         return found(**fields)
 
     assert of(own) == of(own[::-1]) == []
-    assert of([[3, 0, "pgd20", 0.75, 4], [3, 1, "pgd20", 0.25, 4]]) == [
-        "pgd20 of client 0 is 0.75, its outcomes say 0.25 (1 of 4)"
-    ]
+    said = ["pgd20 of client 0 is 0.75, its outcomes say 0.25 (1 of 4)"]
+    assert of([[3, 0, "pgd20", 0.75, 4], [3, 1, "pgd20", 0.25, 4]]) == said
     assert of([own[0], [3, 1, "pgd20", 0.5, 4]]) == ["pgd20 of client 1 is 0.5, its outcomes say 0.75 (3 of 4)"]
     assert of([[3, 0, "pgd20", 0.0, 3], [3, 1, "pgd20", 0.8, 5]]) == []  # 000 and 10111
-    assert of([[3, 0, "pgd20", 0.25, 4], [3, 1, "pgd20", 0.5, 3]]) == [
-        "pgd20 has 2 clients, its 8 outcomes do not fit them"
-    ]
+    said = ["pgd20 has 2 clients, its 8 outcomes do not fit them"]
+    assert of([[3, 0, "pgd20", 0.25, 4], [3, 1, "pgd20", 0.5, 3]]) == said
     assert of(own[:1]) == ["pgd20 is of 4 images and 1 model, its outcomes are of 8"]
     assert of([]) == ["pgd20 is of 4 images and 1 model, its outcomes are of 8"]
     assert of([*own, [3, 2, "pgd20", 0.5, 4]]) == ["pgd20 is of 4 images and 3 models, its outcomes are of 8"]
@@ -191,15 +185,13 @@ def test_models_of_clients_have_the_outcomes_in_their_order() -> None:
 def test_a_number_that_so_many_images_cannot_give() -> None:
     """0.999 of 40 images; of several models the mean may be finer. Counts over epochs are no count of images."""
     assert found(train=[[1, -1, "natural", 0.999, 8]]) == ["natural is 0.999, which 8 images cannot give"]
-    assert found(pgd_outcomes=[], pgd_round=0, pgd_numbers=[[3, -1, "pgd20", 0.51, 8, 1]]) == [
-        "pgd20 is 0.51, which 8 images cannot give"
-    ]
+    without = {"pgd_outcomes": [], "pgd_round": 0, "pgd_numbers": [[3, -1, "pgd20", 0.51, 8, 1]]}
+    assert found(**without) == ["pgd20 is 0.51, which 8 images cannot give"]
     own = [[1, 0, "natural", 0.5, 8], [1, 1, "natural", 0.625, 8]]
     assert found(train=[[1, -1, "natural", 0.5625, 8]]) == ["natural is 0.5625, which 8 images cannot give"]
     assert found(train=[[1, -1, "natural", 0.5625, 8], *own]) == []
-    assert found(train=[[1, -1, "natural", 0.57, 8], *own]) == [
-        "natural is 0.57, which 8 images and 2 models cannot give"
-    ]
+    said = ["natural is 0.57, which 8 images and 2 models cannot give"]
+    assert found(train=[[1, -1, "natural", 0.57, 8], *own]) == said
     assert found(train=[[1, -1, "train_accuracy", 0.61, 8]]) == found(pgd=[[3, 0, "prior_accuracy", 0.61, 8]]) == []
     assert found(pgd=[[3, -1, "chance", 0.13, 8]]) == ["chance is 0.13, which 8 images cannot give"]
 
@@ -209,9 +201,8 @@ def test_the_accuracies_of_classes_are_those_of_all_images() -> None:
     whole = [1, -1, "natural", 0.5, 8]
     classes = [[1, 0, "natural_class", 0.25, 4], [1, 1, "natural_class", 0.75, 4]]
     assert found(train=[whole, *classes]) == []
-    assert found(train=[whole, classes[0], [1, 1, "natural_class", 1.0, 4]]) == [
-        "natural of round 1 is 0.5, its classes say 0.625"
-    ]
+    said = ["natural of round 1 is 0.5, its classes say 0.625"]
+    assert found(train=[whole, classes[0], [1, 1, "natural_class", 1.0, 4]]) == said
     assert found(train=[whole, classes[0]]) == []  # not all of them
 
 
@@ -232,10 +223,8 @@ def test_training_and_evaluation_say_the_same_of_the_same_images() -> None:
 
 
 def test_the_settings_of_a_stage_are_asked_for() -> None:
-    assert [said for _, said in problems(document_of(LINE), None, lambda stage: f"not {stage.stage}")] == [
-        "not train",
-        "not pgd20-0a@3",
-    ]
+    asked = problems(document_of(LINE), None, lambda stage: f"not {stage.stage}")
+    assert [said for _, said in asked] == ["not train", "not pgd20-0a@3"]
 
 
 def own(*changed: list[Any], **more: Any) -> list[str]:
@@ -269,6 +258,5 @@ def test_clients_on_their_own_images(changed: list[Any], message: str | None) ->
 
 
 def test_two_edited_clients_that_keep_the_mean_contradict_their_outcomes() -> None:
-    assert own([3, 0, "pgd20", 0.5, 3], [3, 1, "pgd20", 0.75, 4]) == [
-        "pgd20 of client 0 is 0.5, its outcomes say 1.0 (3 of 3)"
-    ]
+    said = ["pgd20 of client 0 is 0.5, its outcomes say 1.0 (3 of 3)"]
+    assert own([3, 0, "pgd20", 0.5, 3], [3, 1, "pgd20", 0.75, 4]) == said
