@@ -47,11 +47,8 @@ axes:
     fast: {algorithm: {local: {lr: 0.08}}}
 evaluate:
   checkpoints: [last]
-  attacks:
-    natural: natural
-    fgsm: {name: fgsm, eps: 8/255}
-presets:
-  paper: {}
+  attacks: {natural: natural, fgsm: {name: fgsm, eps: 8/255}}
+presets: {paper: {}}
 tables:
   - {id: A, title: Crew, rows: [pace], values: {natural: natural}}
 """
@@ -83,9 +80,8 @@ def forks() -> Iterator[None]:
     interpreters, which takes seconds each; tests that start the program as a process see them."""
     context, context_of = fork_server(), multiprocessing.get_context
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            multiprocessing, "get_context", lambda method=None: context if method == "spawn" else context_of(method)
-        )
+        chosen = lambda method=None: context if method == "spawn" else context_of(method)  # noqa: E731
+        patch.setattr(multiprocessing, "get_context", chosen)
         yield
 
 

@@ -72,9 +72,8 @@ def refusal_of(cell: Mapping[str, Any]) -> str:
 
 def given_what_it_asks(function: Any, **offers: Any) -> Any:
     """The function with what the engine would give it, out of `offers`."""
-    return functools.partial(
-        function, **requested_arguments(function, {key: lambda v=v: v for key, v in offers.items()})
-    )
+    asked = requested_arguments(function, {key: lambda v=v: v for key, v in offers.items()})
+    return functools.partial(function, **asked)
 
 
 def short_autoattack(patch: pytest.MonkeyPatch, steps: int = 10, queries: int = 100) -> None:

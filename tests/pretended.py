@@ -117,9 +117,8 @@ def _one_device(func: Any, args: Any, tensors: list[Tensor]) -> None:
         # the zeros that torch 2.11 makes in the backward of sort, by the options of a gradient that is truly on the CPU
         if func.overloadpacket is aten.scatter and len(host) == 1 and args[0] is host[0] and not host[0].any():
             return
-        raise MixedDevices(
-            f"{func}: a tensor on the GPU and one of shape {tuple(host[0].shape)} on the CPU, {_where()}"
-        )
+        shape = tuple(host[0].shape)
+        raise MixedDevices(f"{func}: a tensor on the GPU and one of shape {shape} on the CPU, {_where()}")
 
 
 def _by_places(func: Any, args: Any) -> bool:
@@ -338,8 +337,7 @@ def gpu() -> Iterator[Pretended]:
         patch.setattr(torch.cuda, "synchronize", lambda device=None: mode.wait("synchronize"))
         patch.setattr(torch, "Generator", Generator)
         patch.setattr(nn.Module, "to", _moved)
-        patch.setattr(
-            torch, "autocast", lambda kind, *a, **k: real_autocast("cpu" if kind == "cuda" else kind, *a, **k)
-        )
+        on_cpu = {"cuda": "cpu"}
+        patch.setattr(torch, "autocast", lambda kind, *a, **k: real_autocast(on_cpu.get(kind, kind), *a, **k))
         patch.setattr(torch, "is_autocast_enabled", lambda kind="cuda": real_enabled("cpu" if kind == "cuda" else kind))
         yield mode

@@ -91,9 +91,8 @@ class Runner:
 
     def start(self) -> None:
         with self.log.open("ab") as log:
-            self.process = subprocess.Popen(
-                self.command, env=self.environment, stdout=log, stderr=log, start_new_session=True
-            )
+            environment, command = self.environment, self.command
+            self.process = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
 
     @property
     def pid(self) -> int | None:
@@ -277,9 +276,8 @@ def wave(
         wrong += faults(db, expected)
         if not wrong and report(suite, db) != report(suite, expected):
             wrong.append("the report is another")
-        wrong += [
-            f"{log}: a traceback" for log in logs.glob("*.log") if b"Traceback (most" in log.read_bytes()
-        ]  # fmt: skip
+        torn = [log for log in logs.glob("*.log") if b"Traceback (most" in log.read_bytes()]
+        wrong += [f"{log}: a traceback" for log in torn]
         done = contents(db, "SELECT count(*), sum(status = 'done'), sum(status = 'interrupted') FROM runs")[0]
         print(f"{logs.name}: {done[0]} runs, {done[1]} done, {done[2]} taken over; {dict(count)}", flush=True)
         if wrong:

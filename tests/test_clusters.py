@@ -155,12 +155,9 @@ def test_a_ray_node_that_is_lost_while_the_run_is_being_stopped_fails_no_cell(jo
 def test_what_ray_writes_of_a_lost_node_is_left_out(capsys):
     """As Ray 2.5x writes it, in pieces."""
     quiet = ray._StderrWithoutDumps()
-    print(
-        "\033[33m(raylet)\033[0m Raylet is terminated. Last 20 lines of the Raylet logs:\n    [state-dump] x",
-        file=quiet,
-    )
-    print("\t(2) raylet has lagging heartbeats", file=quiet)
-    print("", file=quiet)
+    terminated = "Raylet is terminated. Last 20 lines of the Raylet logs:\n    [state-dump] x"
+    for line in (f"\033[33m(raylet)\033[0m {terminated}", "\t(2) raylet has lagging heartbeats", ""):
+        print(line, file=quiet)
     print("(autoscaler +1m)", "no node has 4 GPUs", file=quiet)
     assert capsys.readouterr() == ("", "(autoscaler +1m) no node has 4 GPUs\n")
 
@@ -187,9 +184,8 @@ def test_what_ray_cannot_do(machine, monkeypatch):
     monkeypatch.setattr(package, "is_initialized", lambda: True)
     monkeypatch.setattr(package, "cluster_resources", lambda: resources)
     monkeypatch.setattr(package, "nodes", lambda: nodes)
-    with pytest.raises(
-        SpecError, match=r"r\.db: 2 Ray nodes cannot share a SQLite file; use PostgreSQL: --db postgresql://user:"
-    ):
+    message = r"r\.db: 2 Ray nodes cannot share a SQLite file; use PostgreSQL: --db postgresql://user:"
+    with pytest.raises(SpecError, match=message):
         ray.slots(None, None, 1, machine.db)
     server = "postgresql://u:geheim@nowhere/x"
     if find_spec("psycopg"):

@@ -35,9 +35,15 @@ class Classifier:
         return self.module(x)
 
 
-class InPlace(nn.Module):
+class Rescales(nn.Module):
+    """Changes its images in place, or not."""
+
+    def __init__(self, in_place: bool, linear: nn.Module) -> None:
+        super().__init__()
+        self.linear, self.in_place = linear, in_place
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return LINEAR(x.sub_(0.1).div_(0.9))
+        return self.linear(x.sub_(0.1).div_(0.9) if self.in_place else (x - 0.1) / 0.9)
 
 
 FORMS: dict[str, Callable[[], Any]] = {
@@ -58,9 +64,8 @@ def test_every_attack_takes_what_is_called_with_images(form: str, name: str, mon
     members.short_autoattack(monkeypatch)
     x, y = torch.rand(4, 1, 8, 8, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 1, 2, 3])
     settings = {"attack": "FGSM", "eps": 0.1} if name == "torchattacks" else {"eps": 0.1}
-    expected, found = (
-        fatbench.attacks.attack(name, model, x, y, seed=0, **settings) for model in (LINEAR, FORMS[form]())
-    )
+    models = LINEAR, FORMS[form]()
+    expected, found = (fatbench.attacks.attack(name, model, x, y, seed=0, **settings) for model in models)
     torch.testing.assert_close(found, expected)
 
 
@@ -75,11 +80,10 @@ def test_a_network_that_changes_its_images_is_attacked_on_its_own_copy(monkeypat
     members.short_autoattack(monkeypatch)
     x, y = torch.rand(4, 1, 8, 8, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 1, 2, 3])
     kept = x.clone()
+    models = Rescales(True, LINEAR), Rescales(False, LINEAR)
     for name, settings in {"pgd": {"step": 0.02, "steps": 2}, "autoattack": {}}.items():
-        found, expected = (
-            fatbench.attacks.attack(name, model, x, y, eps=0.05, seed=0, **settings)
-            for model in (InPlace(), lambda x: LINEAR((x - 0.1) / 0.9))
-        )
+        settings |= {"eps": 0.05, "seed": 0}
+        found, expected = (fatbench.attacks.attack(name, model, x, y, **settings) for model in models)
         torch.testing.assert_close(found, expected)
         assert torch.equal(x, kept)
 
@@ -115,9 +119,8 @@ def test_attacks_are_objects_bound_methods_and_partials_and_may_return_arrays() 
     attacks = [one, one.in_numpy, functools.partial(Threshold.__call__, one)]
     accuracies = [fatbench.evaluate(LINEAR, (x, y), [attack]).accuracy for attack in attacks]
     assert len({value for found in accuracies for name, value in found.items() if name != "natural"}) == 1
-    assert [list(found) for found in accuracies] == [
-        ["natural", name] for name in ("threshold", "in_numpy", "__call__")
-    ]
+    names = ("threshold", "in_numpy", "__call__")
+    assert [list(found) for found in accuracies] == [["natural", name] for name in names]
 
 
 @pytest.mark.parametrize(
@@ -167,23 +170,14 @@ def test_lazy_layers_of_a_file_take_their_sizes_from_the_images(tmp_path: Path) 
         networks.load(networks.network(f"{tmp_path}/net.py:make", (1, 9, 9), 10), "lazy.pt", built.state_dict())
 
 
-class Rescales(nn.Module):
-    """Changes its images in place, or not."""
-
-    def __init__(self, in_place: bool) -> None:
-        super().__init__()
-        self.linear, self.in_place = nn.Linear(64, 10), in_place
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.linear((x.sub_(0.1).div_(0.9) if self.in_place else (x - 0.1) / 0.9).flatten(1))
-
-
 def test_a_network_of_a_suite_that_changes_its_images_gets_its_own_copy() -> None:
     """TRADES passes the same images twice, and an attack asks for their gradient."""
     runtime, x = Runtime(Path(), torch.device("cpu")), torch.rand(3, 1, 8, 8)
-    changing, other = (
-        network_of(runtime, 0, lambda shape, classes, way=way: Rescales(way), (1, 8, 8), 10) for way in (True, False)
-    )
+
+    def network(in_place: bool) -> nn.Module:
+        return network_of(runtime, 0, lambda shape, classes: Rescales(in_place, LINEAR), (1, 8, 8), 10)
+
+    changing, other = network(True), network(False)
     kept = x.clone()
     assert torch.equal(changing(x), other(x)) and torch.equal(x, kept) and changing.training
     gradients = [torch.autograd.grad(m(leaf := x.clone().requires_grad_()).sum(), leaf)[0] for m in (changing, other)]

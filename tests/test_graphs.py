@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -86,16 +87,8 @@ def test_all_that_an_algorithm_asks_and_several_epochs(model: str, taped: list[i
         shifts = {k: {name: 1e-3 * (k + 1) * torch.ones_like(v) for name, v in floats.items()} for k in range(4)}
         pull = functools.partial(objectives.PROXIMALS["squared"], mu=0.1)
         how = replace(local("trades", epochs=2, clip=0.5), proximal=pull)
-        results.append(
-            train(
-                own,
-                how,
-                (0, 1, 2, 3),
-                gradient_shift=shifts,
-                weight_shift=shifts,
-                aggregator=aggregators.AGGREGATORS["afl"],
-            )
-        )
+        more = {"gradient_shift": shifts, "weight_shift": shifts, "aggregator": aggregators.AGGREGATORS["afl"]}
+        results.append(train(own, how, (0, 1, 2, 3), **more))
     equal(*results)
     assert len(taped) == 2  # batches of four, and the rests of two, in two epochs
 
@@ -110,9 +103,7 @@ def test_what_the_host_has_a_part_in_is_not_recorded(changes: dict[str, Any], ta
     assert not taped
 
 
-def test_a_recording_that_is_not_the_step_is_not_used(
-    taped: list[int], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_recording_that_is_not_the_step_is_not_used(taped: list[int], monkeypatch: Any, caplog: Any) -> None:
     """As if a replay drew other noise: it is found before a number comes of it."""
     replay = tape.Tape.replay
 
@@ -176,18 +167,14 @@ def test_the_capture_of_a_gpu_names_every_generator_and_records_inside(monkeypat
         def replay(self) -> None:
             calls.append("replay")
 
-    class Recording:
-        def __init__(self, graph: Graph, pool: object) -> None:
-            calls.append(pool)
-
-        def __enter__(self) -> None:
-            calls.append("begin")
-
-        def __exit__(self, *error: object) -> None:
-            calls.append("end")
+    @contextlib.contextmanager
+    def recording(graph: Graph, pool: object) -> Iterator[None]:
+        calls.extend([pool, "begin"])
+        yield
+        calls.append("end")
 
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
-    monkeypatch.setattr(torch.cuda, "graph", Recording)
+    monkeypatch.setattr(torch.cuda, "graph", recording)
     noise = Generator()
     graph, result = graphs.capture(lambda: calls.append("step") or torch.ones(1), [noise], "of another")
     graph.replay()

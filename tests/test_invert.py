@@ -120,20 +120,12 @@ def test_weight_decay_needs_who_knows_the_client(here: Path, run: Run) -> None:
     step("make", steps=5, decay=0.05)
     corrected = "--inversion '{name: patch_ls, decay: corrected}'"
     line = f"{VIT} --after after.pt --images 1 --original original-0.png --format json"
-    psnr = [
-        json.loads(run(f"{line} {more}")[1])["attacks"][0]["psnr"]
-        for more in (
-            SHORT,
-            f"{corrected} --threat C --set local.lr=0.1 --set local.epochs=5 --set local.weight_decay=0.05",
-        )
-    ]
+    known = f"{corrected} --threat C --set local.lr=0.1 --set local.epochs=5 --set local.weight_decay=0.05"
+    psnr = [json.loads(run(f"{line} {more}")[1])["attacks"][0]["psnr"] for more in (SHORT, known)]
     assert psnr[1] > psnr[0] + 10
     code, _, err = run(f"{line} {corrected}")
-    assert code == 2
-    assert (
-        err.count("\n") == 1
-        and "needs the client's rate, steps and batch size (threat model C), and --threat is B" in err
-    )
+    assert (code, err.count("\n")) == (2, 1)
+    assert "needs the client's rate, steps and batch size (threat model C), and --threat is B" in err
 
 
 def test_any_network_is_attacked_by_matching(here: Path, run: Run) -> None:

@@ -20,6 +20,7 @@ import pyautoattack
 import pytest
 import torch
 from sqlalchemy import text, update
+from stored import finished
 from torch import Tensor, nn
 
 from fatbench import report
@@ -59,17 +60,11 @@ def ieee() -> Iterator[None]:
         backend.allow_tf32 = was
 
 
-def test_on_a_gpu_float32_is_float32_and_has_the_same_bits_each_time(
-    monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
-) -> None:
+def test_on_a_gpu_float32_is_float32_with_the_same_bits(monkeypatch, request: pytest.FixtureRequest) -> None:
     """The settings only: there need be no GPU. By default cuDNN's convolutions are TF32."""
     cudnn, cublas = torch.backends.cudnn, torch.backends.cuda.matmul
-    settings = (
-        (cudnn, "benchmark"),
-        (cudnn, "allow_tf32"),
-        (cublas, "allow_tf32"),
-        (torch.utils.deterministic, "fill_uninitialized_memory"),
-    )
+    settings = ((cudnn, "benchmark"), (cudnn, "allow_tf32"), (cublas, "allow_tf32"),
+                (torch.utils.deterministic, "fill_uninitialized_memory"))  # fmt: skip
     for module, name in settings:  # not monkeypatch, which asks the modules' dictionaries
         request.addfinalizer(functools.partial(setattr, module, name, getattr(module, name)))
         setattr(module, name, True)
@@ -157,9 +152,7 @@ def test_doctor_says_whether_mps_runs(run: Any, tmp_path: Path, monkeypatch: pyt
     assert ("take turns" not in line) == ("side by side" in line) == running
 
 
-def test_a_run_in_bf16_where_it_is_slow_begins_with_a_line(
-    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_in_bf16_where_it_is_slow_begins_with_a_line(run: Any, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(provenance, "instructions", lambda: ["avx2"])
     (tmp_path / "crew.yaml").write_text(crew.SUITE)
@@ -184,9 +177,7 @@ class Blind(nn.Module):
 
 
 @pytest.mark.parametrize("version", ["standard", "plus", "rand"])
-def test_autoattack_in_tf32_counts_what_float32_confirms(
-    version: Any, ieee: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_autoattack_in_tf32_counts_what_float32_confirms(version: Any, ieee: None, monkeypatch: Any) -> None:
     """Every stage is run again where TF32 takes for broken what is not, FAB too: the package's images result."""
     members.short_autoattack(monkeypatch, queries=50)
     model = nn.Sequential(nn.Flatten(), nn.Linear(4, 5)).eval()
@@ -208,9 +199,7 @@ def test_autoattack_in_tf32_counts_what_float32_confirms(
 
 
 @pytest.mark.parametrize("version", ["standard", "plus", "rand"])
-def test_autoattack_in_tf32_asks_the_stages_of_the_package(
-    version: str, ieee: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_autoattack_in_tf32_asks_the_stages_of_the_package(version: str, ieee: None, monkeypatch: Any) -> None:
     """Which object, with which loss, targets and restarts, in which order; none of these breaks anything."""
     stages: list[tuple[str, Any]] = []
 
@@ -330,6 +319,11 @@ presets: {paper: {}}
 """
 
 
+def pgd2_of(job: Any, **changes: Any) -> Any:
+    """The cell with this attack alone."""
+    return replace(job, evaluations=[replace(one, **changes) for one in job.evaluations if one.label == "pgd2"])
+
+
 @pytest.fixture
 def attacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[files.Suite, Plan, Machine, Store]]:
     members.short_autoattack(monkeypatch)
@@ -362,8 +356,7 @@ def test_the_precision_of_an_attack_is_part_of_its_stage(attacked: tuple[Any, Pl
 def test_attacks_may_have_a_precision_of_their_own(attacked: tuple[Any, Plan, Machine, Store]) -> None:
     """Trained in float32, attacked in bfloat16: the provenance of each stage has its own."""
     _, plan, machine, store = attacked
-    job = jobs_of(plan)[0]
-    few = replace(job, evaluations=[replace(one, n=2) for one in job.evaluations if one.label == "pgd2"])
+    few = pgd2_of(job := jobs_of(plan)[0], n=2)
     assert work(few, replace(machine, attack_precision="bf16"), store) == "done"
     assert stages_of(store, job.cell) == {"pgd2.bf16": "done"}
     assert [run["precision"] for run in store.runs([job.cell])] == ["fp32", "bf16"]
@@ -372,8 +365,7 @@ def test_attacks_may_have_a_precision_of_their_own(attacked: tuple[Any, Plan, Ma
 def test_an_attack_is_not_continued_in_another_precision(attacked: tuple[Any, Plan, Machine, Store]) -> None:
     """Half of its images in bfloat16, half in float32, would be neither; its random numbers are the same in both."""
     _, plan, machine, store = attacked
-    whole = jobs_of(plan)[0]
-    job = replace(whole, evaluations=[one for one in whole.evaluations if one.label == "pgd2"])
+    job = pgd2_of(jobs_of(plan)[0])
     events: list[Any] = []
     at_once = lambda: any(event.stage.startswith("pgd2") and event.kind == "progress" for event in events)  # noqa: E731
     assert work(job, replace(machine, precision="bf16"), store, events.append, at_once) == "interrupted"
@@ -388,12 +380,10 @@ def test_an_attack_is_not_continued_in_another_precision(attacked: tuple[Any, Pl
         assert work(job, replace(machine, precision="bf16"), store) == "done"
 
 
-def test_an_attack_on_a_model_that_is_another_now_is_emptied_in_every_precision(
-    attacked: tuple[Any, Plan, Machine, Store],
-) -> None:
+def test_an_attack_on_a_model_that_is_another_now_is_emptied(attacked: tuple[Any, Plan, Machine, Store]) -> None:
+    """In every precision."""
     _, plan, machine, store = attacked
-    whole = jobs_of(plan)[0]
-    job = replace(whole, evaluations=[one for one in whole.evaluations if one.label == "pgd2"])
+    job = pgd2_of(jobs_of(plan)[0])
     assert work(job, replace(machine, precision="bf16"), store) == "done"
     stage = job.evaluations[0].stage(1, "bf16")
     with store.database.writing() as connection:
@@ -404,9 +394,7 @@ def test_an_attack_on_a_model_that_is_another_now_is_emptied_in_every_precision(
     assert not store.measurements([job.cell], stages=[stage]) and not store.outcomes(job.cell, stage)
 
 
-def test_precisions_are_said_where_a_number_pools_them_and_never_compared(
-    attacked: tuple[files.Suite, Plan, Machine, Store],
-) -> None:
+def test_precisions_are_said_where_a_number_pools_them_and_never_compared(attacked: Any) -> None:
     suite, plan, machine, store = attacked
     jobs = [replace(job, evaluations=job.evaluations[:2]) for job in jobs_of(plan)]
     for job in jobs:
@@ -427,9 +415,8 @@ def test_precisions_are_said_where_a_number_pools_them_and_never_compared(
 
     pgd = compared()
     assert (pgd.seeds, pgd.precisions) == ((0, 1), ("fp32", "bf16"))
-    assert "seeds 0, 1; attacked in fp32 at seed 0, bf16 at seed 1)" in sentences.exploratory(
-        [pgd], "low", "high", "last"
-    )
+    said = sentences.exploratory([pgd], "low", "high", "last")
+    assert "seeds 0, 1; attacked in fp32 at seed 0, bf16 at seed 1)" in said
     # the other way round in one row: its numbers are compared with none
     other = next(job for job in jobs if job.spec["seed"] == 1 and job.spec["algorithm"]["local"]["lr"] == 0.5)
     delete_cell(store, other.cell)
@@ -439,9 +426,7 @@ def test_precisions_are_said_where_a_number_pools_them_and_never_compared(
     assert (pgd.seeds, pgd.precisions) == ((0,), ("fp32",))
 
 
-def test_of_an_attack_in_two_precisions_every_view_reads_that_of_most_cells(
-    attacked: tuple[files.Suite, Plan, Machine, Store],
-) -> None:
+def test_of_an_attack_in_two_precisions_every_view_reads_that_of_most_cells(attacked: Any) -> None:
     """All cells were attacked in bf16, one of them in fp32 too: table and `compare` read bf16."""
     suite, plan, machine, store = attacked
     jobs = [replace(job, evaluations=[job.evaluations[1]]) for job in jobs_of(plan)]
@@ -449,13 +434,10 @@ def test_of_an_attack_in_two_precisions_every_view_reads_that_of_most_cells(
         assert work(job, replace(machine, attack_precision="bf16"), store) == "done"
     with store.database.reading() as connection:  # what was run has its labels
         found = connection.execute(text("SELECT suite, method, attack, precision, labels FROM results")).all()
-    assert {tuple(row) for row in found} == {
-        ("attacked", "fedavg", "pgd2", "bf16", f'{{"rate":"{rate}"}}') for rate in ("low", "high")
-    } and len(found) == 4
+    labels = [("attacked", "fedavg", "pgd2", "bf16", f'{{"rate":"{rate}"}}') for rate in ("high", "low")]
+    assert sorted(tuple(row) for row in found) == [one for one in labels for _ in range(2)]
     (twice, evaluation), stage = (jobs[0].cell, jobs[0].evaluations[0]), jobs[0].evaluations[0].stage(1)
-    run = store.claim(twice, stage, suite="attacked", total=16, provenance={"precision": "fp32"})
-    assert run is not None
-    store.finish(run, [Number("pgd2", 0.0, 1, n=16)])
+    finished(store, twice, stage, [Number("pgd2", 0.0, 1, n=16)], suite="attacked", total=16, precision="fp32")
     (grid,) = report.build_tables(suite, plan, store)
     behind = {place for value in grid.all() for place in value.behind}
     compared = measured_numbers(store, [job.cell for job in jobs], "last")

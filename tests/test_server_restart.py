@@ -129,7 +129,6 @@ def stage_of(store: Store, around: Callable[[str], Any]) -> list[Any]:
     store.add_cell(CELL, SPEC)
     with around("claim"):
         run = store.claim(CELL, "fgsm-1@4", suite="s", total=16, provenance={"pid": os.getpid()})
-    assert run is not None
     with around("heartbeat"):
         store.heartbeat(run)
     with around("commit"):
@@ -200,7 +199,6 @@ def test_a_restart_during_a_heartbeat(server: Server, monkeypatch: pytest.Monkey
     with Store.open(server.url) as store:
         store.add_cell(CELL, SPEC)
         run = store.claim(CELL, "train", suite="s", total=1, provenance={"pid": os.getpid()})
-        assert run is not None
         beats = heartbeat.Heartbeat()
         with heartbeat.renewing(server.url, run, beats, lease=1.0):
             end = time.monotonic() + 30

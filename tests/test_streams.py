@@ -35,18 +35,10 @@ def ended(streams: str, *arguments: str) -> tuple[int, str, str]:
     return done.returncode, done.stdout, done.stderr
 
 
-NIGHTLY = pytest.mark.nightly
+RARE = [pytest.param(streams, marks=pytest.mark.nightly) for streams in (">&-", "2>&-", "2> /dev/full")]
 
 
-@pytest.mark.parametrize(
-    "streams",
-    [
-        pytest.param(">&-", marks=NIGHTLY),
-        pytest.param("2>&-", marks=NIGHTLY),
-        "<&- >&- 2>&-",
-        pytest.param("2> /dev/full", marks=NIGHTLY),
-    ],
-)
+@pytest.mark.parametrize("streams", ["<&- >&- 2>&-", *RARE])
 def test_what_is_closed_takes_nothing_and_stops_nothing(place: Path, streams: str) -> None:
     """A command that prints, one that writes a file, and one that refuses; also the database is only SQLite's."""
     before = (place / "base.db").read_bytes()
@@ -67,12 +59,8 @@ def test_a_full_stdout_is_one_sentence(place: Path, command: str) -> None:
 
 
 def test_a_reader_that_is_gone_ends_the_command(place: Path) -> None:
-    done = subprocess.run(
-        ["bash", "-c", '"$0" -m fatbench export | head -c 10; echo " ${PIPESTATUS[0]}"', sys.executable],
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    line = '"$0" -m fatbench export | head -c 10; echo " ${PIPESTATUS[0]}"'
+    done = subprocess.run(["bash", "-c", line, sys.executable], capture_output=True, text=True, timeout=300)
     assert done.stderr == "" and done.stdout.split()[-1] in ("141", "0")  # 0: all of it was in the pipe
 
 
