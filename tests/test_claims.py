@@ -184,9 +184,8 @@ def test_april_costs():
         algorithm = cell["spec"]["algorithm"]
         if algorithm["name"] == "fedsgd" and setting(algorithm, "lr") == 0.001:
             defence = setting(algorithm, "defence")
-            shown = names.get(defence["name"]) or (
-                f"R = {defence['mask_probability']}" if "mask_probability" in defence else "none"
-            )
+            mask = f"R = {defence['mask_probability']}" if "mask_probability" in defence else "none"
+            shown = names.get(defence["name"]) or mask
             right[shown] = outcomes(cell, "natural", 10)
     none = right.pop("none")
     assert len(right) == 7

@@ -45,11 +45,8 @@ def test_what_is_written_is_a_valid_suite_beside_fat_and_sfat(place, run, kind):
     assert (code, err) == (0, "")
     written = ["my_one.yaml"] if kind == "suite" else ["my_one.py", "my_one.yaml"]
     assert sorted(file.name for file in place.iterdir()) == ["fatbench.schema.json", *written]
-    assert out.splitlines() == [
-        f"wrote {', '.join(written)}, fatbench.schema.json; next:",
-        "  fatbench run my_one.yaml --smoke",
-        "  fatbench report my_one.yaml",
-    ]
+    assert out.splitlines() == [f"wrote {', '.join(written)}, fatbench.schema.json; next:",
+                                "  fatbench run my_one.yaml --smoke", "  fatbench report my_one.yaml"]  # fmt: skip
     assert run("check", "--schema")[1] == (place / "fatbench.schema.json").read_text(encoding="utf-8")
     for file in written:
         text = (place / file).read_text()
@@ -178,9 +175,8 @@ def test_shipped_rows_are_imported_and_what_is_left_is_counted(place, run):
     code, _, err = run("delete", "my_one.yaml", "-k", "method=SFAT")
     assert code == 2 and "these cells also belong to fat-baselines" in err
     assert run("delete", "my_one.yaml", "-k", "method=my_one", "-n")[1].startswith(one.id)
-    assert run("delete", "my_one.yaml", "--preset", "cpu", "-k", "method=SFAT", "-n")[1].endswith(
-        "5 cells would be deleted\n"
-    )
+    out = run("delete", "my_one.yaml", "--preset", "cpu", "-k", "method=SFAT", "-n")[1]
+    assert out.endswith("5 cells would be deleted\n")
 
 
 @pytest.mark.nightly
@@ -214,10 +210,8 @@ def test_the_methods_of_the_templates_compute_what_they_say(place, run):
     run("new", "attack", "push")
     run("new", "adversary", "against")
     plugins.load([place / "close.py", place / "push.py", place / "against.py"])
-    updates = [
-        Update(k, n, {}, Stats(loss, loss, 0.0, 1, 1.0, 1))
-        for k, (n, loss) in enumerate([(30, 1.0), (10, 1.2), (60, 9.0)])
-    ]
+    losses = enumerate([(30, 1.0), (10, 1.2), (60, 9.0)])
+    updates = [Update(k, n, {}, Stats(loss, loss, 0.0, 1, 1.0, 1)) for k, (n, loss) in losses]
     mixing = calls.build("Aggregator", calls.check("Aggregator", "close"))(updates, None)
     assert mixing.weights == pytest.approx([30 / 48, 10 / 48, 8 / 48])
     assert mixing.metrics == {"smallest": pytest.approx(8 / 48)}
@@ -256,9 +250,8 @@ def test_every_command_of_the_tutorial_runs_and_every_edit_fits(tmp_path):
                 code = int(match[1]) if (match := re.search(r"exit (\d+)", comment)) else 0
                 arguments = shlex.split(command)
                 assert arguments[0] == "fatbench"
-                done = subprocess.run(
-                    [sys.executable, "-m", *arguments], cwd=tmp_path, env=env, capture_output=True, text=True
-                )
+                program = [sys.executable, "-m", *arguments]
+                done = subprocess.run(program, cwd=tmp_path, env=env, capture_output=True, text=True)
                 assert done.returncode == code, f"{line}\n{done.stdout}{done.stderr}"
                 assert "Traceback" not in done.stderr
                 printed.append(done.stdout or done.stderr)
@@ -266,9 +259,7 @@ def test_every_command_of_the_tutorial_runs_and_every_edit_fits(tmp_path):
     assert count == 12
     first, told, last = printed[4], printed[8], printed[10]
     assert "*plug-in*: my\\_method.py (sha256 " in first
-    assert "OLDER" not in first
-    assert "OLDER" in told
-    assert "OLDER" not in last
+    assert ["OLDER" in text for text in (first, told, last)] == [False, True, False]
     assert "kept as it is" in printed[6]
     assert "2 done, 0 failed, 0 running, 0 todo, 1 changed" in printed[7]
     assert "| my\\_method (own) |" in last

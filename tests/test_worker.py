@@ -100,15 +100,10 @@ def test_what_a_cell_was_begun_with_is_kept_wherever_it_is_resumed(machine, stor
 
     store.add_cell(JOB.cell, JOB.spec)
     for _ in range(2):  # also where it was claimed and no round was done
-        assert [chosen(device) for device in ("cpu", "cuda:0", "cuda:1")] == [
-            ("fp32", "loop"),
-            ("tf32", "graphs"),
-            ("fp32", "loop"),
-        ]
-        run = store.claim(
-            JOB.cell, "train", suite="s", total=5, provenance={"precision": "tf32", "path": "graphs", "device": "a GPU"}
-        )
-        if run is None:
+        expected = [("fp32", "loop"), ("tf32", "graphs"), ("fp32", "loop")]
+        assert [chosen(device) for device in ("cpu", "cuda:0", "cuda:1")] == expected
+        begun = {"precision": "tf32", "path": "graphs", "device": "a GPU"}
+        if store.claim(JOB.cell, "train", suite="s", total=5, provenance=begun) is None:
             break
     run = store.runs([JOB.cell])[-1]["id"]
     store.commit(run, round=2, checkpoint="state")
@@ -137,12 +132,7 @@ def test_what_was_begun_on_a_path_of_before_goes_on_where_a_person_says_so(path,
 def test_a_model_that_was_not_trained_here_is_its_cell_s_only_round(machine, store, monkeypatch) -> None:
     """And stays it when the command is given again; what the network does keeps the lease."""
     network, events, stops, handlers = torch.nn.Identity(), list[Event](), list[bool](), []
-    ready: Any = SimpleNamespace(
-        problem=SimpleNamespace(model=network),
-        classes=10,
-        initial=State(0, {"w": torch.ones(2)}),
-        data={"data": {"name": "x"}},
-    )
+    ready: Any = ready_with(problem=SimpleNamespace(model=network), initial=State(0, {"w": torch.ones(2)}))
 
     def attack(turn: Turn, there: Machine, again: bool, given: Any) -> str:
         assert there == machine and again is True and given is ready
@@ -198,18 +188,17 @@ STATS = Stats(loss=0.0, loss_released=0.0, accuracy=1.0, steps=1, momentum_steps
 MONITORED = [0.1, 0.9, 0.2, 0.3, 0.4]
 
 
+def ready_with(**more: Any) -> Any:
+    """What stands for a cell that is set up."""
+    return SimpleNamespace(classes=10, data={"data": {"name": "x"}}, **more)
+
+
 class Experiment:
     """Five rounds of ten seconds each. A client's numbers are never the cell's; the last round has no updates."""
 
     def __init__(self, patch: pytest.MonkeyPatch, weights: dict[str, str] | None = None):
         self.clock, self.begun = 100.0, list[Any]()
-        self.ready: Any = SimpleNamespace(
-            problem=None,
-            initial=State(0, {"w": torch.zeros(1)}),
-            classes=10,
-            data={"data": {"name": "x"}},
-            weights=weights,
-        )
+        self.ready = ready_with(problem=None, initial=State(0, {"w": torch.zeros(1)}), weights=weights)
         patch.setattr("fatbench.engine.experiment.experiment", self)
         patch.setattr(training, "ready_for", self.made_ready)
         patch.setattr(training, "time", SimpleNamespace(monotonic=lambda: self.clock))
@@ -244,9 +233,8 @@ def test_what_training_commits_keeps_and_says_round_by_round(machine, store, mon
     origin = {"source": "a.pt", "digest": "d"}
     experiment, events, seen = Experiment(monkeypatch, origin), list[Event](), list[Any]()
     monkeypatch.setattr(training.weights, "trained_by", lambda spec: "fedcba987654")
-    monkeypatch.setattr(
-        training.transfer, "trained_model", lambda cell, where: (cell, where) == ("fedcba987654", store)
-    )
+    known = ("fedcba987654", store)
+    monkeypatch.setattr(training.transfer, "trained_model", lambda *given: given == known)
     monkeypatch.setattr(training.transfer, "model_of", lambda cell, where, there: Path(cell, "m"))
     monkeypatch.setattr(training, "gpu_memory", lambda device: 7 if device == "cpu" else 0)
     place = recovering(machine, checkpoint_seconds=20.0)
@@ -262,9 +250,8 @@ def test_what_training_commits_keeps_and_says_round_by_round(machine, store, mon
     folder.mkdir(parents=True)
     (folder / "state-000009.safetensors").touch()
     assert training.train(at, place) == "interrupted"
-    two, three = (
-        ["clients-000002", "model-000002", *rest] for rest in (["state-000002"], ["model-000003", "state-000003"])
-    )
+    two = ["clients-000002", "model-000002", "state-000002"]
+    three = [*two[:2], "model-000003", "state-000003"]
     names = [f"state-00000{n}.safetensors" for n in (2, 3)]
     assert seen == [
         ("start", 0, 0, None, []), ("progress", 1, 0, None, []), ("progress", 2, 0, None, []),
@@ -275,9 +262,7 @@ def test_what_training_commits_keeps_and_says_round_by_round(machine, store, mon
     assert training.train(at, place) == "done"
     last = ["clients-000002", "model-000002", "model-000005"]
     assert seen[5:] == [
-        ("start", 3, 3, names[1], three),
-        ("progress", 4, 3, names[1], three),
-        ("progress", 5, 3, names[1], three),
+        ("start", 3, 3, names[1], three), ("progress", 4, 3, names[1], three), ("progress", 5, 3, names[1], three),
         ("done", 5, 5, None, last),
     ]  # fmt: skip
     ready = (JOB, place, Path("fedcba987654", "m"))
@@ -299,10 +284,9 @@ def test_what_training_commits_keeps_and_says_round_by_round(machine, store, mon
         assert {key: value.item() for key, value in load_file(folder / name).items()} == tensors
     for name, value in models.items():
         assert [one.item() for one in load_file(folder / name).values()] == [value]
-    _, own, header = checkpoints.load_model(folder / "clients-000002.safetensors", "cpu", None, JOB.cell, 2)
-    assert own.keys() == {0} and header["classes"] == "10"
-    _, own, header = checkpoints.load_model(folder / "model-000002.safetensors", "cpu", None, JOB.cell, 2)
-    assert own == {} and header["classes"] == "10"
+    for name, clients in (("clients", {0}), ("model", set())):
+        _, own, header = checkpoints.load_model(folder / f"{name}-000002.safetensors", "cpu", None, JOB.cell, 2)
+        assert own.keys() == clients and header["classes"] == "10"
     first, second = store.runs()
     assert [first.get("gpu_memory"), second.get("gpu_memory")] == [7, 7]
     assert first["data"] == {"name": "x"} and first["weights"] == {**origin, "cell": "fedcba987654"}
