@@ -33,14 +33,9 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["
 
 # Distribution -> what Python calls it, where the two differ.
 MODULES = {
-    "vl-convert-python": "vl_convert",
-    "annotated-types": "annotated_types",
-    "pillow": "PIL",
-    "psycopg": "psycopg",
-    "pyyaml": "yaml",
-    "ruamel-yaml": "ruamel",
-    "scikit-learn": "sklearn",
-}
+    "vl-convert-python": "vl_convert", "annotated-types": "annotated_types", "pillow": "PIL", "psycopg": "psycopg",
+    "pyyaml": "yaml", "ruamel-yaml": "ruamel", "scikit-learn": "sklearn",
+}  # fmt: skip
 # Dependencies that no `import` statement names, and why they are there.
 UNSEEN = {"pyautoattack": "imported by name, for `autoattack` may stand in its place"}
 # Modules that need not be installed: the extra, or the package that stands in, says so.
@@ -60,11 +55,8 @@ def pins() -> dict[str, Version]:
 
 
 def tree(folder: str) -> set[str]:
-    return {
-        str(path.relative_to(ROOT))
-        for path in (ROOT / folder).rglob("*")
-        if path.is_file() and path.parent.name != "__pycache__"
-    }
+    files = [path for path in (ROOT / folder).rglob("*") if path.is_file() and path.parent.name != "__pycache__"]
+    return {str(path.relative_to(ROOT)) for path in files}
 
 
 @pytest.fixture(scope="module")
@@ -92,11 +84,11 @@ def test_wheel_holds_the_package_the_suites_and_their_format_and_nothing_else(wh
     assert wheel.name == f"fatbench-{fatbench.__version__}-py3-none-any.whl"
 
 
-def run_installed(installed: Path, folder: Path, *arguments: str) -> str:
-    env = {**os.environ, "PYTHONPATH": str(installed)}
+def run_installed(installed: Path, folder: Path, *arguments: str, code: int = 0) -> str:
+    env = {**os.environ, "PYTHONPATH": str(installed), "OMP_NUM_THREADS": "1"}
     done = subprocess.run([sys.executable, *arguments], cwd=folder, env=env, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    assert done.returncode == code, done.stderr
+    return done.stdout + done.stderr
 
 
 def test_installed_copy_finds_its_own_suites(installed: Path, tmp_path: Path) -> None:
@@ -110,10 +102,8 @@ def test_installed_copy_plans_and_makes_its_database(installed: Path, tmp_path: 
     """`extends` and the published numbers are found without a checkout."""
     out = run_installed(installed, tmp_path, "-m", "fatbench", "show", "sfat-cifar10")
     assert "sfat-cifar10" in out
-    code = (
-        "from fatbench.store.stages import Store; Store.open('x.db', create=True);"
-        "import fatbench; print(fatbench.__file__)"
-    )
+    code = "from fatbench.store.stages import Store; Store.open('x.db', create=True);"
+    code += "import fatbench; print(fatbench.__file__)"
     assert run_installed(installed, tmp_path, "-c", code).strip() == str(installed / "fatbench" / "__init__.py")
     assert (tmp_path / "x.db").stat().st_size > 0
 
@@ -123,11 +113,7 @@ def test_a_method_of_one_s_own_from_an_empty_folder_without_a_checkout(installed
     """`fatbench new`, run, report, plot, edit, told so, run again: by the wheel alone."""
 
     def fatbench_(*words: str, code: int = 0) -> str:
-        env = {**os.environ, "PYTHONPATH": str(installed), "OMP_NUM_THREADS": "1"}
-        command = [sys.executable, "-m", "fatbench", *words]
-        done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
-        assert done.returncode == code, done.stderr
-        return done.stdout + done.stderr
+        return run_installed(installed, tmp_path, "-m", "fatbench", *words, code=code)
 
     assert "fatbench run mine.yaml --smoke" in fatbench_("new", "aggregator", "mine")
     chosen = ("mine.yaml", "--smoke", "-k", "method=mine")
@@ -230,14 +216,16 @@ def test_what_wants_an_old_requests_is_installed_without_it() -> None:
         assert re.search(r"pip install .*--no-deps torchattacks", (ROOT / file).read_text(encoding="utf-8")), file
 
 
+def made(*target: str) -> str:
+    """What `make` writes."""
+    command = ["make", "-C", str(ROOT), "--no-print-directory", *target]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
 @pytest.mark.skipif(not shutil.which("make"), reason="make is not installed")
 def test_builds_for_the_cpu_are_installed_before_what_needs_torch(tmp_path: Path) -> None:
     """What `make demo TORCH=cpu` and README's lines hand to pip; the index is not asked."""
-    command = ["make", "-n", "-C", str(ROOT), "demo", f"VENV={tmp_path / 'v'}"]
-    lines = {
-        torch: subprocess.run([*command, f"TORCH={torch}"], capture_output=True, text=True, check=True).stdout
-        for torch in ("", "cpu")
-    }
+    lines = {torch: made("-n", "demo", f"VENV={tmp_path / 'v'}", f"TORCH={torch}") for torch in ("", "cpu")}
     first, second = (line for line in lines["cpu"].splitlines() if "pip install" in line)
     asked = "xargs .*/bin/python -m pip install .*--index-url (https://download\\.pytorch\\.org/whl/cpu)$"
     found = re.search(asked, first)
@@ -262,10 +250,7 @@ def test_the_changelog_has_this_version() -> None:
 
 @pytest.mark.skipif(not shutil.which("make"), reason="make is not installed")
 def test_make_help_lists_what_the_documents_name() -> None:
-    out = subprocess.run(
-        ["make", "-C", ROOT, "--no-print-directory", "help"], capture_output=True, text=True, check=True
-    )
-    listed = set(re.findall(r"^make ([a-z]+) ", out.stdout, re.M))
+    listed = set(re.findall(r"^make ([a-z]+) ", made("help"), re.M))
     named = set()
     for file in ("README.md", "CONTRIBUTING.md", "docs/speed.md", "docs/development.md", "results/speed.md"):
         named |= set(re.findall(r"(?:^|`)make ([a-z]+)", (ROOT / file).read_text(encoding="utf-8"), re.M))
@@ -342,10 +327,8 @@ def test_the_citation_is_of_this_version_and_names_the_papers_of_the_references(
     references = (ROOT / "docs" / "references.md").read_text(encoding="utf-8")
     prefixes = set()
     for one in cited["references"]:
-        names = one["authors"]
-        said = " ".join(
-            re.search(rf"\*\*{names[0]['family-names']} et al\. {one['year']}\*\*: ([^*]+)", references)[1].split()
-        )  # type: ignore[index]
+        names, paper = one["authors"], rf"\*\*{one['authors'][0]['family-names']} et al\. {one['year']}\*\*: ([^*]+)"
+        said = " ".join(re.search(paper, references)[1].split())  # type: ignore[index]
         assert all(f"{name['given-names']} {name['family-names']}" in said for name in names)
         assert one["title"].lower() in said.lower()
         prefixes |= set(re.findall(r"([a-z-]+)-\*", one["notes"]))
@@ -408,9 +391,8 @@ def test_the_image_takes_files_that_exist() -> None:
     allowed = [line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")]
     assert all((ROOT / name).exists() for name in allowed) and "constraints.txt" in allowed
     assert {"torch", "torchvision"} <= set(pins())
-    wheel = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"][
-        "include"
-    ]
+    build = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]
+    wheel = build["targets"]["wheel"]["include"]
     taken = {name.strip("/") for name in wheel}
     assert all(any(name == part or name.startswith(f"{part}/") for part in allowed) for name in taken)
 
