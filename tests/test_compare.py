@@ -48,9 +48,8 @@ def test_one_seed_says_nothing_of_methods() -> None:
     text = exploratory([found], "x", "y", "last")
     assert "A 66.67, B 33.33: difference +33.33\n  => not tested: one seed\n" in text
     assert "  these two trained networks on other such images, which says nothing about the methods:\n" in text
-    assert text.endswith(
-        "    seed 0: agreement 33.3 %, only A right 3, only B right 1, matched odds ratio 3.00; McNemar p = 0.62\n"
-    )
+    said = "agreement 33.3 %, only A right 3, only B right 1, matched odds ratio 3.00; McNemar p = 0.62\n"
+    assert text.endswith(f"    seed 0: {said}")
     assert "1 seed: a claim about methods needs at least 5\n" in text
     assert record(found)["test"] is None
 
@@ -80,10 +79,8 @@ def test_two_seeds_and_a_row_without_outcomes() -> None:
     cells = [Pair((("row", row),), s, f"{a}{s}", f"{b}{s}") for row, a, b in rows for s in (0, 1)]
     first, second = compare(cells, of, of)
     assert (first.over, second.over) == ("seeds and images", "seeds, these images")
-    assert first.test is not None and second.test is not None
     assert (first.test.mean, second.test.image_variance) == (0.75, 0)
     assert second.p == pytest.approx(2 * stats.t.sf(0.25 * 2**0.5 / (0.05 * 2**0.5 + 0.05), 1))
-    assert second.over_seeds is not None
     assert second.over_seeds.t_p == pytest.approx(0.12566592)  # t = 5 of one degree of freedom
     assert second.images == ()
     text = exploratory([first, second], "x", "y", "last")
@@ -153,11 +150,8 @@ def test_other_attacks_are_not_compared() -> None:
 def test_rows_of_a_suite() -> None:
     plan = files.load("sfat-audit").plan("jpeg75-precision")
     by_label = pairs(plan, "SFAT", "FAT")
-    specs = {cell.id: cell for cell in plan.cells}
-    assert [(specs[p.a].key["method"], specs[p.b].key["method"], p.seed) for p in by_label] == [
-        ("SFAT", "FAT", 6),
-        ("SFAT", "FAT", 7),
-    ]
+    method = {cell.id: cell.key["method"] for cell in plan.cells}
+    assert [(method[p.a], method[p.b], p.seed) for p in by_label] == [("SFAT", "FAT", seed) for seed in (6, 7)]
     assert pairs(plan, "aggregator=sfat", "aggregator=samples") == by_label
     assert {pair.labels for pair in by_label} == {()}, "what all pairs share says nothing"
     with pytest.raises(SpecError, match=r"has no label 'SFATT' \(did you mean 'SFAT'\?\)"):
@@ -222,17 +216,13 @@ def test_files_databases_and_cells(db: str, run: Any) -> None:
     fp32 = str(RESULTS / "sfat-fp32-cpu.jsonl.xz")
     code, out, _ = run("compare", db, fp32, "--metric", "natural", "--format", "json")
     found = json.loads(out)["comparisons"]
-    assert code == 0
-    assert [(one["row"], one["seeds"]) for one in found] == [
-        ("algorithm.aggregator=samples", [6, 7]),
-        ("algorithm.aggregator=sfat", [6, 7]),
-    ]
+    assert code == 0 and [one["seeds"] for one in found] == [[6, 7]] * 2
+    assert [one["row"] for one in found] == ["algorithm.aggregator=samples", "algorithm.aggregator=sfat"]
     code, out, _ = run("compare", "cce9", "77d1", "--db", db, "--metric", "cw")
     assert "(500 images, seed 6; attacked in bf16)" in out
     assert "=> not tested: one seed" in out and "McNemar p = 0.0086" in out
-    code, _, err = run("compare", "cce9", fp32, "--db", db)
-    expected = f"fatbench: '{fp32}' is a file or database, but 'cce9' is not: give two of a kind\n"
-    assert (code, err) == (2, expected)
+    said = f"fatbench: '{fp32}' is a file or database, but 'cce9' is not: give two of a kind\n"
+    assert run("compare", "cce9", fp32, "--db", db)[::2] == (2, said)
     other = str(RESULTS / "fat-bounds-fmnist25-large.jsonl.xz")
     code, _, err = run("compare", db, other)
     assert code == 3 and f"no cell in common: {db} has sfat-audit (jpeg75-cpu)" in err

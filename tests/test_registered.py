@@ -80,15 +80,8 @@ def test_nothing_of_a_call_stays(cache: Path) -> None:
         modules = [name for name in sys.modules if "fatbench_plugin" in name]
         files = [path for path in cache.rglob("*") if path.is_file()]
         tables = [dict(registered._KEPT), dict(registered._FILES), dict(registered._LENT), dict(source_files._LOADED)]
-        return [
-            *tables,
-            source_files.run_here(),
-            signatures.plugins(),
-            modules,
-            list(sys.path),
-            files,
-            dir(fatbench.attacks),
-        ]
+        return [*tables, source_files.run_here(), signatures.plugins(), modules, [*sys.path], files,
+                dir(fatbench.attacks)]  # fmt: skip
 
     before = traces()
     attacks: dict[str, Any] = {"fool": fool, "plain": plain, "twice": plain, "other": "fgsm"}
@@ -121,8 +114,8 @@ def test_of_stored_numbers_only_the_names_stay(cache: Path, tmp_path: Path) -> N
     assert fatbench.results("evaluate", db=db)["value"].notna().all()
 
 
-def forget() -> None:
-    for key in [*registered._STAYING]:
+def forget(*more: tuple[str, str]) -> None:
+    for key in [*registered._STAYING, *more]:
         file = registered._FILES.pop(key)
         signatures.drop_plugins([file])
         source_files.forget(file)
@@ -147,10 +140,9 @@ def test_an_attack_has_the_name_of_its_function(cache: Path, tmp_path: Path, req
 
 def test_two_functions_of_one_name_in_a_call(cache: Path) -> None:
     """Never one number for both: they have names of the call, or are refused."""
-    named = fatbench.evaluate(
-        darkness(), images(), {"one": plain, "two": other_plain(), "three": Brighter(RADIUS)}
-    ).accuracy
-    assert named == {"natural": 1.0, "one": 1.0, "two": 0.0, "three": 0.0}
+    attacks = {"one": plain, "two": other_plain(), "three": Brighter(RADIUS)}
+    found = fatbench.evaluate(darkness(), images(), attacks).accuracy
+    assert found == {"natural": 1.0, "one": 1.0, "two": 0.0, "three": 0.0}
     with pytest.raises(SpecError, match=r"^attacks: two attacks are called 'plain': name them, \{'plain_2': \.\.\.\}"):
         fatbench.evaluate(darkness(), images(), [plain, other_plain()])
     assert fatbench.evaluate(darkness(), images(), [plain, plain]).accuracy["plain"] == 1.0
@@ -196,9 +188,7 @@ def test_what_was_registered_stays_and_keeps_its_name(cache: Path) -> None:
             assert fatbench.evaluate(darkness(), images(), "whole").accuracy["whole"] == 1.0
         assert len(list(cache.glob("*/whole.py"))) == 1
     finally:
-        file = registered._FILES.pop(("Attack", "whole"))
-        signatures.drop_plugins([file])
-        source_files.forget(file)
+        forget(("Attack", "whole"))
 
 
 @pytest.mark.nightly
