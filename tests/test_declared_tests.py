@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from small import small
 
 from fatbench.report import contrasts, sentences
 from fatbench.report.numbers.statistics import contrast, holm
@@ -21,27 +23,13 @@ from fatbench.suite.cells import Cell, Plan
 from fatbench.suite.files import Suite
 
 RESULTS = Path(__file__).parent.parent / "results"
-SUITE = """\
-name: four
-title: Four methods on two data sets
-seeds: [0, 1, 2]
-base:
-  data: {name: cifar10}
-  partition: {name: iid, clients: 5}
-  model: {name: nin}
-  algorithm:
-    name: fedavg
-    rounds: 3
-    local: {epochs: 1, batch: 32, lr: 0.01, objective: {name: standard}}
-    aggregator: {name: samples}
-axes:
-  dataset: {CIFAR-10: {}, SVHN: {data: {name: svhn}}}
-  method: {A: {}, B: {validation: 100}, C: {validation: 200}, D: {validation: 300}}
-evaluate:
-  checkpoints: [last]
-  attacks: {natural: {name: natural}, fgsm: {name: fgsm, eps: 8/255}}
-presets: {paper: {}, few: {axes: {method: [A, B, C]}}}
-"""
+SUITE = small(
+    name="four", seeds="[0, 1, 2]", data="cifar10", train="", test="", partition="{name: iid, clients: 5}", model="nin",
+    axes="{dataset: {CIFAR-10: {}, SVHN: {data: {name: svhn}}}, method: {A: {}, B: {validation: 100},"
+    " C: {validation: 200}, D: {validation: 300}}}",
+    evaluate="{checkpoints: [last], attacks: {natural: natural, fgsm: {name: fgsm, eps: 8/255}}}",
+    presets="{paper: {}, few: {axes: {method: [A, B, C]}}}", tables="",
+)  # fmt: skip
 FACTORIAL = """\
 tests:
   family: claims
@@ -73,20 +61,16 @@ def test_contrasts_by_label_and_by_position(tmp_path: Path) -> None:
 N = 40
 
 
-def pretended(
-    plan: Plan, lacking: Callable[[Cell], bool] = lambda _: False
-) -> Callable[[str], Mapping[str, Measurement]]:
+def pretended(plan: Plan, lacking: Callable[[Cell], bool] = lambda _: False) -> Callable[[str], Mapping[str, Any]]:
     """Outcomes of every cell but some, drawn from its id."""
     known: dict[str, dict[str, Measurement]] = {}
     for cell in plan.cells:
         draw = np.random.default_rng(int(cell.id, 16))
         known[cell.id] = {}
-        for evaluation in cell.evaluations:
+        for evaluation in () if lacking(cell) else cell.evaluations:
             right = draw.random(N) < 0.6
             outcomes = int("".join(map(str, right.astype(int))), 2), N
             known[cell.id][evaluation.id] = Measurement(float(right.mean()), N, outcomes)
-        if lacking(cell):
-            known[cell.id] = {}
     return known.__getitem__
 
 
@@ -96,12 +80,8 @@ def test_a_family_is_every_contrast_row_and_metric(tmp_path: Path) -> None:
     plan = suite.plan("paper")
     of = pretended(plan)
     found = contrasts.family(suite.tests[0], plan, of)
-    assert [(one.name, one.row, one.metric) for one in found] == [
-        (name, row, metric)
-        for name in ("first", "interaction", "plain")
-        for row in ("CIFAR-10", "SVHN")
-        for metric in ("natural", "fgsm")
-    ]
+    every = product(("first", "interaction", "plain"), ("CIFAR-10", "SVHN"), ("natural", "fgsm"))
+    assert [(one.name, one.row, one.metric) for one in found] == [*every]
     assert [one.p_holm for one in found] == holm([one.test.p for one in found if one.test])
     one = next(one for one in found if (one.name, one.row, one.metric) == ("interaction", "SVHN", "fgsm"))
     cells = []
@@ -131,10 +111,8 @@ def test_what_cannot_be_tested_counts_with_one(tmp_path: Path) -> None:
     text = sentences.family(found, suite.tests[0], few, "last")
     (line,) = [line for line in text.splitlines() if line.split()[:3] == ["interaction", "SVHN", "fgsm"]]
     assert line.endswith("D is not in this preset") and " 1 " in line
-    assert (
-        text.startswith("none of 12 comparisons significant")
-        and "3 seeds: a claim about methods needs at least 5" in text
-    )
+    assert text.startswith("none of 12 comparisons significant")
+    assert "3 seeds: a claim about methods needs at least 5" in text
     found = contrasts.family(suite.tests[0], plan, lambda _: {})
     assert all(one.test is None and one.p_holm == 1 for one in found)
 
@@ -175,9 +153,8 @@ def test_a_contrast_of_methods_and_attacks(tmp_path: Path) -> None:
     assert "loss = A under natural + B under fgsm - A under fgsm - B under natural" in text
 
     def other_images(id: str) -> dict[str, Measurement]:
-        return {
-            name: Measurement(one.value, 30 if "fgsm" in name else N, None) for name, one in pretended(plan)(id).items()
-        }
+        of = pretended(plan)(id)
+        return {name: Measurement(one.value, 30 if "fgsm" in name else N, None) for name, one in of.items()}
 
     found = contrasts.family(suite.tests[0], plan, other_images)
     assert {one.why for one in found} == {"the cells were not evaluated by the same attack on the same images"}
@@ -185,26 +162,13 @@ def test_a_contrast_of_methods_and_attacks(tmp_path: Path) -> None:
 
 def test_families_are_of_some_points_and_may_be_several(tmp_path: Path) -> None:
     """`where`, `mean_over` and `between` by hand; Holm is over each family alone."""
-    suite = written(
-        tmp_path,
-        """\
+    tests = """\
 tests:
-  - family: everywhere
-    note: before the run
-    margin: 2
-    metrics: [fgsm]
-    contrasts: {plain: {A: 1, B: -1}}
-    mean_over: dataset
-  - family: one
-    where: {dataset: SVHN}
-    metrics: [natural]
-    contrasts: {plain: {A: 1, B: -1}}
-  - family: interaction
-    metrics: [fgsm]
-    between: {dataset: [SVHN, CIFAR-10]}
-    contrasts: {plain: {A: 1, B: -1}}
-""",
-    )
+  - {family: everywhere, note: before the run, margin: 2, metrics: [fgsm], PLAIN, mean_over: dataset}
+  - {family: one, where: {dataset: SVHN}, metrics: [natural], PLAIN}
+  - {family: interaction, metrics: [fgsm], between: {dataset: [SVHN, CIFAR-10]}, PLAIN}
+"""
+    suite = written(tmp_path, tests.replace("PLAIN", "contrasts: {plain: {A: 1, B: -1}}"))
     plan = suite.plan("paper")
     of = pretended(plan)
     first, second, third = (contrasts.family(tests, plan, of) for tests in suite.tests)
@@ -219,12 +183,10 @@ tests:
             (name,) = {e.id for e in mine[0].evaluations if e.label == "fgsm"}
             parts.append((sign / 2, [of(c.id)[name].outcomes or (0, 0) for c in mine]))
     assert first[2].test == contrast(parts)
-    assert first[2].test is not None
     assert first[2].test.mean == pytest.approx(sum(one.test.mean for one in first[:2] if one.test) / 2)
     assert [one.row for one in third] == ["SVHN - CIFAR-10"]
-    assert third[0].test == contrast(
-        [(-2 * weight if i < 2 else 2 * weight, of_it) for i, (weight, of_it) in enumerate(parts)]
-    )
+    of_svhn = [(-2 * weight if i < 2 else 2 * weight, of_it) for i, (weight, of_it) in enumerate(parts)]
+    assert third[0].test == contrast(of_svhn)
     text = sentences.family(first, suite.tests[0], plan, "last")
     assert "\nbefore the run\n" in text and "plain mean over dataset fgsm" in " ".join(text.split())
 
@@ -318,18 +280,14 @@ def test_comparisons_of_a_filter_and_missing_seeds(tmp_path: Path) -> None:
     assert said.count(" 0, 1, 2") == 1 and "seeds of the preset" not in said
     assert "not all 4 seeds of the preset are tested" in text("method=C", (0, 1, 2, 3))
     some = replace(found[0], cells=frozenset())
-    assert "family 'f': none of its 1 comparison matches" in sentences.family(
-        [some], suite.tests[0], plan, "last", {"0"}
-    )
-    assert sentences.family([], suite.tests[0], plan, "last") == (
-        "suite four, preset paper: family 'f' is of points of the grid that are not in this preset\n"
-    )
+    none = sentences.family([some], suite.tests[0], plan, "last", {"0"})
+    assert "family 'f': none of its 1 comparison matches" in none
+    said = "suite four, preset paper: family 'f' is of points of the grid that are not in this preset\n"
+    assert sentences.family([], suite.tests[0], plan, "last") == said
 
 
 def test_a_formula_has_what_is_subtracted_last() -> None:
-    def formula(weights: dict[tuple[str, str], float]) -> str:
-        return sentences.formula(weights)
-
+    formula = sentences.formula
     assert formula({("A", ""): 1.0, ("B", ""): -1.0}) == "A - B"
     assert formula({("B", ""): -1.0, ("A", ""): 0.5, ("C", "pgd20"): 0.5}) == "0.5 A + 0.5 C under pgd20 - B"
     assert formula({("B", ""): -1.0, ("A", ""): 0.0, ("C", ""): 1.0}) == "0 A + C - B"

@@ -279,17 +279,15 @@ def test_the_first_line(line: str, message: str) -> None:
         ("\n", "f:2: not JSON (Expecting value at column 1)"),
         ('{"a": Infinity}\n', "f:2: Infinity is not a number"),
         ('{"a": ' + "[" * 100_000 + "\n", "f:2: nested more than 30 levels deep"),
-        (
-            '{"a": ' + "9" * 5000 + "}\n",
-            "f:2: Exceeds the limit (4300 digits) for integer string conversion: value has"
-            " 5000 digits; use sys.set_int_max_str_digits() to increase the limit",
-        ),
+        ('{"a": ' + "9" * 5000 + "}\n",
+         "f:2: Exceeds the limit (4300 digits) for integer string conversion: value has"
+         " 5000 digits; use sys.set_int_max_str_digits() to increase the limit"),
         ('{"a"}\n', "f:2: not JSON (Expecting ':' delimiter at column 5)"),
         ('{"a"', "f:2: not JSON (Expecting ':' delimiter at column 5); the file is truncated here"),
         ('{"a": "\\u0000"}\n', "f:2: text that cannot be stored (a NUL, or half of a surrogate pair)"),
         ('{"\\ud800": 1}\n', "f:2: text that cannot be stored (a NUL, or half of a surrogate pair)"),
         ('{"a": "\\u00e4"}\n', "f:2: cell: Field required"),
     ],
-)
+)  # fmt: skip
 def test_what_is_no_line(line: str, message: str) -> None:
     assert said(line) == message

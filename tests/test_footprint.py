@@ -16,10 +16,8 @@ from fatbench.engine.rounds import Problem
 
 
 def problem(model: nn.Module, shape: tuple[int, int, int], classes: int, size: int | None = None) -> Problem:
-    images = torch.zeros(1, *shape, dtype=torch.uint8)
-    return Problem(
-        model, images, torch.zeros(1, dtype=torch.int64), [torch.arange(1)], classes, 0, torch.device("cpu"), size=size
-    )
+    images, labels = torch.zeros(1, *shape, dtype=torch.uint8), torch.zeros(1, dtype=torch.int64)
+    return Problem(model, images, labels, [torch.arange(1)], classes, 0, torch.device("cpu"), size=size)
 
 
 class Small(nn.Module):

@@ -46,13 +46,9 @@ def histories(draw: st.DrawFn, finished: bool) -> tuple[Cell, Cell]:
     """Two documents of one cell, which know different parts of the same runs."""
     uids = {name: draw(st.lists(st.integers(1, 5), min_size=1, max_size=3, unique=True)) for name in STAGES}
     uids["train"] = [uid + 10 for uid in uids["train"]]
-    truth = draw(
-        st.dictionaries(
-            st.tuples(st.sampled_from(STAGES), st.integers(1, 3), st.integers(-1, 2), st.sampled_from("vw")),
-            st.tuples(st.floats(-10, 10), st.integers(0, 9), st.integers(0, 2)),
-            max_size=12,
-        )
-    )
+    keys = st.tuples(st.sampled_from(STAGES), st.integers(1, 3), st.integers(-1, 2), st.sampled_from("vw"))
+    values = st.tuples(st.floats(-10, 10), st.integers(0, 9), st.integers(0, 2))
+    truth = draw(st.dictionaries(keys, values, max_size=12))
     bits = draw(st.binary(min_size=1, max_size=3))
     documents = []
     for _ in range(2):

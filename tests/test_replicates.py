@@ -96,10 +96,8 @@ def test_the_runs_beside_each_other(store: Store, other: Store, tmp_path: Path) 
     trained(other, 0.5, 1.0)
     trained(store, 0.6, 1.0, bits=b"\xf8")
     jsonl.import_(other, exported(store, tmp_path))
-    assert [(run["id"], run["evaluations"]) for run in runs_of_cell(other, "a~1")] == [
-        ("a", {"e-00@1": 0.6}),
-        ("a~1", {"e-00@1": 1.0}),
-    ]
+    found = [(run["id"], run["evaluations"]) for run in runs_of_cell(other, "a~1")]
+    assert found == [("a", {"e-00@1": 0.6}), ("a~1", {"e-00@1": 1.0})]
     assert runs_of_cell(store, "a") == []
 
 
@@ -165,50 +163,39 @@ def test_the_order_of_import_changes_no_number_and_every_view_reads_the_same_run
             (grid,) = report.build_tables(suite, plan, store)
             of = measured_numbers(store, [cell.id for cell in plan.cells], "last")
             numbers = frame(store, plan)
-            natural = numbers[
-                (numbers["metric"] == "natural") & (numbers["round"] == 20) & (numbers["stage"] != "train")
-            ]
-            seen.append(
-                (
-                    [value.values for value in grid.all()],
-                    [sorted((name, one.value) for name, one in of[cell.id].items()) for cell in plan.cells],
-                    natural.sort_values(["cell", "value"])[["cell", "value"]].values.tolist(),
-                )
-            )
+            natural = numbers.query("metric == 'natural' and round == 20 and stage != 'train'")
+            compared = [sorted((name, one.value) for name, one in of[cell.id].items()) for cell in plan.cells]
+            framed = natural.sort_values(["cell", "value"])[["cell", "value"]].values.tolist()
+            seen.append(([value.values for value in grid.all()], compared, framed))
             means = {tuple(v.values) for row in grid.rows for v in row.values[0][:1]}
             assert {x for one in means for x in one} == set(natural["value"])
     assert seen[0] == seen[1]
 
 
+def of_table(folder: Path, more: str, store: Store) -> Any:
+    """The table of a suite that has one column of the audit's, with another setting."""
+    table = f"{{id: audit, title: t, rows: [dataset, method], values: {{PGD-20: pgd20}}, {more}}}"
+    text = f"name: own\ntitle: t\ndescription: d\nextends: sfat-audit-jpeg75\ntables: [{table}]\n"
+    (folder / "own.yaml").write_text(text)
+    suite = files.load(str(folder / "own.yaml"))
+    (grid,) = report.build_tables(suite, suite.plan("precision"), store)
+    return grid
+
+
 def test_what_is_not_significantly_worse_than_the_best_has_no_mark(both: Store, tmp_path: Path) -> None:
-    """Two seeds: every value of these columns, so that none is bold. A table without `ties` is not tested."""
+    """Two seeds: every value of these columns, so that none is bold. A table without `ties` is not tested.
+
+    With `compare_across: [dataset]` no two methods compete: no value is the best, and none is tied with it.
+    """
     grid = table(both)
     values = [v for row in grid.rows for v in row.values[0] if v.mean is not None]
     assert {v.rank for v in values} == {"shared"}
     assert all(v.marks == () for v in values) and grid.footnotes == []
     assert dict(grid.notes)["marks"].startswith("nothing is bold: no number is shown to be significantly better")
-    file = tmp_path / "plain.yaml"
-    file.write_text(
-        "name: plain\ntitle: t\ndescription: d\nextends: sfat-audit-jpeg75\n"
-        "tables: [{id: audit, title: t, rows: [dataset, method], values: {PGD-20: pgd20}, ties: false}]\n"
-    )
-    suite = files.load(str(file))
-    (plain,) = report.build_tables(suite, suite.plan("precision"), both)
-    assert value(plain, "FAT", "PGD-20").rank == ""
-    assert plain.footnotes == []
-
-
-def test_only_what_competes_is_tied(both: Store, tmp_path: Path) -> None:
-    """With `compare_across: [dataset]` no two methods best_within: no value is the best, and none is tied with it."""
-    file = tmp_path / "apart.yaml"
-    file.write_text(
-        "name: apart\ntitle: t\ndescription: d\nextends: sfat-audit-jpeg75\n"
-        "tables: [{id: audit, title: t, rows: [dataset, method], values: {PGD-20: pgd20}, compare_across: [dataset]}]\n"
-    )
-    suite = files.load(str(file))
-    (grid,) = report.build_tables(suite, suite.plan("precision"), both)
-    assert {value.rank for value in grid.all()} == {""}
-    assert grid.split and grid.footnotes == []
+    plain = of_table(tmp_path, "ties: false", both)
+    assert value(plain, "FAT", "PGD-20").rank == "" and plain.footnotes == []
+    apart = of_table(tmp_path, "compare_across: [dataset]", both)
+    assert {value.rank for value in apart.all()} == {""} and apart.split and apart.footnotes == []
 
 
 def test_one_seed_tells_no_two_methods_apart(both: Store) -> None:

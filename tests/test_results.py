@@ -109,10 +109,8 @@ def test_an_attack_that_its_name_does_not_stand_for_is_doubted_in_every_view(tmp
             weakened = update(STAGES).where(STAGES.c.stage.startswith("pgd20-")).values(settings=weak)
             attacked = connection.execute(weakened).rowcount
         why = _check_doubts_of_all_views(store)
-    doubted = [
-        parsed(stage).metric for (_, stage), found in why.items() if "other_attack" in {one.code for one in found}
-    ]
-    assert doubted == ["pgd20"] * attacked != []
+    doubted = [stage for (_, stage), found in why.items() if "other_attack" in {one.code for one in found}]
+    assert [parsed(stage).metric for stage in doubted] == ["pgd20"] * attacked != []
 
 
 def _check_doubts_of_all_views(store: Store) -> Mapping[tuple[str, str], tuple[Doubt, ...]]:
@@ -136,9 +134,8 @@ def _check_doubts_of_all_views(store: Store) -> Mapping[tuple[str, str], tuple[D
                 told = [re.sub(r" \(seeds? [\d, ]+\)$", "", text) for text in value.doubts]
                 assert {*told} == {text for stage in value.behind for text in words.get(stage, [])}
             shown = [one for point in drilldown.points_of(grids).values() for _, _, one in point["shown"]]
-            assert {text for one in shown for text in one.doubts} == {
-                text for g in grids for v in g.all() for text in v.doubts
-            }
+            of_tables = {text for grid in grids for value in grid.all() for text in value.doubts}
+            assert {text for one in shown for text in one.doubts} == of_tables
     for cell, stage in sorted(words, key=lambda key: (-len(words[key]), key))[:2]:
         said = CliRunner().invoke(app, ["show", cell, "--db", str(store.database.path), "--format", "json"])
         rows = [row for row in json.loads(said.stdout)["numbers"] if row["stage"] == stage and row["doubts"]]
@@ -157,11 +154,10 @@ def _status(name: str, preset: str, store: Store) -> str:
 
 def _doubts_of_the_frame(numbers: pandas.DataFrame) -> Iterator[tuple[str, str, str]]:
     """(cell, stage, doubts) of each evaluation; nothing else is doubted."""
-    accuracy = (numbers["metric"] == numbers["stage"].map(lambda stage: parsed(stage).metric)) & (
-        numbers["client"] == -1
-    )
-    assert not numbers[~accuracy & (numbers["client"] == -1)]["doubts"].any()
-    yield from numbers[accuracy][["cell", "stage", "doubts"]].itertuples(index=False, name=None)
+    overall = numbers[numbers["client"] == -1]
+    accuracy = overall["metric"] == overall["stage"].map(lambda stage: parsed(stage).metric)
+    assert not overall[~accuracy]["doubts"].any()
+    yield from overall[accuracy][["cell", "stage", "doubts"]].itertuples(index=False, name=None)
 
 
 def test_a_training_that_diverged_is_said_to_have_wherever_its_numbers_stand(committed: Mapping[str, Store]) -> None:
@@ -183,20 +179,17 @@ def test_every_committed_network_has_learned(committed: Mapping[str, Store]) -> 
     """But for constant ones, those that the page on malicious clients says are destroyed (the mean with IPM 100), and
     models of FedAvg on own images, on the page of personalised methods.
     """
-    below = {}
+    stages = {}
     for file, store in committed.items():
         why = doubts_of(list(store.cells()), store)
-        below[file] = {cell for (cell, _), found in why.items() if NOT_LEARNED & {doubt.code for doubt in found}}
+        stages[file] = {stage for stage, found in why.items() if NOT_LEARNED & {doubt.code for doubt in found}}
+    personal = committed["fat-personal-five"].cells()
+    doubted = [(personal[cell], parsed(stage).metric) for cell, stage in stages.pop("fat-personal-five")]
+    at_chance = {(s["algorithm"]["name"], s["seed"], metric) for s, metric in doubted if metric.endswith("natural")}
+    assert at_chance == {("fedavg", 3, "own_natural"), ("fedavg", 4, "own_natural")}
+    below = {file: {cell for cell, _ in found} for file, found in stages.items()}
     constant = {c for c, s in committed["fat-bounds-fmnist25"].cells().items() if s["model"]["name"] == "constant"}
     assert below.pop("fat-bounds-fmnist25") == constant and len(constant) == 30
-    personal = committed["fat-personal-five"].cells()
-    why = doubts_of(list(personal), committed["fat-personal-five"])
-    doubted = [(cell, parsed(stage).metric) for (cell, stage), found in why.items()
-               if NOT_LEARNED & {doubt.code for doubt in found}]  # fmt: skip
-    at_chance = {(personal[cell]["algorithm"]["name"], personal[cell]["seed"], metric)
-                 for cell, metric in doubted if metric.endswith("natural")}  # fmt: skip
-    assert at_chance == {("fedavg", 3, "own_natural"), ("fedavg", 4, "own_natural")}
-    del below["fat-personal-five"]
     assert len(below) > 10 and {file for file, found in below.items() if found} == {"fat-byzantine-cpu"}
     specs = [committed["fat-byzantine-cpu"].cells()[cell] for cell in sorted(below["fat-byzantine-cpu"])]
     assert [spec["malicious"]["attack"] for spec in specs] == [{"name": "ipm", "epsilon": 100.0}] * 5
@@ -260,11 +253,8 @@ def test_a_committed_figure_is_of_todays_suite_and_rows(drawn: str, committed: M
     A figure of stored images can be drawn only where the images are; its title is today's.
     """
     suite = files.load(max((name for name in files.available() if drawn.startswith(f"{name}-")), key=len))
-    figure, preset = next(
-        (figure, preset)
-        for figure, preset in itertools.product(suite.figures, suite.presets())
-        if drawn == f"{suite.name}-{figure.id}-{preset}"
-    )
+    pairs_of = itertools.product(suite.figures, suite.presets())
+    figure, preset = next((f, preset) for f, preset in pairs_of if drawn == f"{suite.name}-{f.id}-{preset}")
     with Image.open(RESULTS / "figures" / f"{drawn}.png") as image:
         said = image.text
     assert said["Title"].startswith(figure.title)
