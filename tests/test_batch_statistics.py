@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from itertools import product
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fatbench.engine import randomness as rng
-from fatbench.engine.local import LocalTraining
+from fatbench.engine.local import Client, LocalTraining, train_client
 from fatbench.engine.rounds import Problem, State
 from fatbench.methods.algorithms.gradient_inversion import gradient_inversion
 from fatbench.methods.defences import DEFENCES
@@ -108,12 +109,8 @@ def test_brightness_and_contrast_reach_the_gradient_at_borders_only(padding, eps
     net = convolutions(padding, eps)
     x = torch.rand(1, 4, 1, 12, 12, dtype=DOUBLE, generator=torch.Generator().manual_seed(0))
     y = torch.tensor([[0, 1, 2, 1]])
-    a, b = (
-        trained_gradients(net, net.state_dict(), images, y)[0]
-        if mode == "train"
-        else gradients(net, net.state_dict(), images, y)
-        for images in (x, 0.5 * x + 0.2)
-    )
+    of = gradients if mode == "eval" else lambda *given: trained_gradients(*given)[0]
+    a, b = (of(net, net.state_dict(), images, y) for images in (x, 0.5 * x + 0.2))
     apart = sum(float((a[n] - b[n]).square().sum()) for n in a) / sum(float(a[n].square().sum()) for n in a)
     assert least <= math.sqrt(apart) <= most
 
@@ -131,12 +128,11 @@ def test_the_true_images_have_distance_zero_in_the_clients_mode_alone() -> None:
         far = max(float((ours[name].detach() - sent[name][0]).abs().max()) for name in sent)
         assert (far < 1e-12) == (mode == "train")
         if mode == "train":
-            told = {
-                f"{n}.{k}": after[f"{n}.{k}"][0] for n in bs.layers_of(net) for k in ("running_mean", "running_var")
-            }
             moved = bs.moved(net, weights, seen)
-            assert all(torch.allclose(moved[n][0], told[f"{n}.running_mean"], atol=1e-12) for n in moved)
-            assert all(torch.allclose(moved[n][1], told[f"{n}.running_var"], atol=1e-12) for n in moved)
+            assert moved.keys() == {*bs.layers_of(net)}
+            for (n, ours_of), k in product(moved.items(), (0, 1)):
+                told = after[f"{n}.{('running_mean', 'running_var')[k]}"][0]
+                assert torch.allclose(ours_of[k], told, atol=1e-12)
     assert all(torch.equal(weights[name], value) for name, value in net.state_dict().items())
 
 
@@ -171,20 +167,14 @@ def test_buffers_of_fedavg_tell_epochs_times_batches(epochs, batch, steps) -> No
 
 
 def _one_upload(on: Problem, start: State, local: LocalTraining) -> dict[str, Tensor]:
-    from fatbench.engine.local import Client, train_client
-
     return train_client(Client(on, start.model, 0, 0), local).model
 
 
 def watch(inversion: object, **settings: object) -> dict[str, object]:
     on = problem()
-    base = {"rounds": 1, "target_clients": 2, "candidates": 8, "batch": 2, "surrogates": 4}
-    last = list(
-        gradient_inversion(
-            on, start_of(on), objective=standard, defence=DEFENCES["none"], inversion=inversion, **{**base, **settings}
-        )
-    )[-1]
-    return dict(last.metrics)
+    base = {"rounds": 1, "target_clients": 2, "candidates": 8, "batch": 2, "surrogates": 4, **settings}
+    base |= {"objective": standard, "defence": DEFENCES["none"], "inversion": inversion}
+    return dict(list(gradient_inversion(on, start_of(on), **base))[-1].metrics)
 
 
 def matching(**settings: object) -> object:
@@ -215,16 +205,9 @@ def test_statistics_pull_towards_the_batch_that_was_sent() -> None:
     y = torch.tensor([[0, 1]])
     sent, after = trained_gradients(net, weights, x, y)
     seen = [Observation(weights, sent, y, mode="train", buffers=after)]
-    means = {
-        weight: float(
-            INVERSIONS["matching"](
-                seen, net, (1, 12, 12), torch.Generator().manual_seed(1), steps=60, tv=0.0, statistics=weight
-            ).mean()
-        )
-        for weight in (0.0, 1.0)
-    }
-    true = float(x.mean())
-    assert abs(means[1.0] - true) < 0.02 < abs(means[0.0] - true)
+    found = functools.partial(INVERSIONS["matching"], seen, net, (1, 12, 12), steps=60, tv=0.0)
+    without, near = (float(found(torch.Generator().manual_seed(1), statistics=w).mean()) for w in (0.0, 1.0))
+    assert abs(near - float(x.mean())) < 0.02 < abs(without - float(x.mean()))
 
 
 def test_of_several_starts_the_one_with_the_smallest_loss_is_kept() -> None:
@@ -240,10 +223,8 @@ def test_of_several_starts_the_one_with_the_smallest_loss_is_kept() -> None:
         return 1 - float(F.cosine_similarity(*flat, dim=0).detach())
 
     def tried(restarts: int, seed: int) -> Tensor:
-        made: Tensor = INVERSIONS["matching"](
-            seen, net, (1, 12, 12), torch.Generator().manual_seed(seed), steps=4, restarts=restarts
-        )
-        return made
+        draws = torch.Generator().manual_seed(seed)
+        return INVERSIONS["matching"](seen, net, (1, 12, 12), draws, steps=4, restarts=restarts)
 
     losses = [[loss_of(tried(n, seed)) for n in (1, 3)] for seed in range(4)]
     assert all(three <= one + 1e-6 for one, three in losses)
@@ -285,10 +266,8 @@ WITH = {"name": "matching", "statistics": 0.1}
     [
         ({"mode": "train", "model": {"name": "mlp"}}, "mode: train: mlp computes the same in both modes"),
         ({"mode": "train", "model": {"name": "nin"}}, "masks of dropout are unknown"),
-        (
-            {"mode": "train", "batch": 3, "size": 8, "model": {"name": "resnet18"}, "local": LOCAL},
-            "last batch has one example",
-        ),
+        ({"mode": "train", "batch": 3, "size": 8, "model": {"name": "resnet18"}, "local": LOCAL},
+         "last batch has one example"),
         ({"buffers": "sent"}, "buffers: sent needs mode: train"),
         ({"mode": "train", "buffers": "sent", "model": {"name": "mlp"}}, "computes the same"),
         ({"mode": "train", "buffers": "sent", "attacker": "eval", "inversion": WITH}, "attacker: eval simulates no"),
@@ -309,9 +288,8 @@ def test_normalising_each_image_by_itself_changes_the_normalisation_alone(tmp_pa
     shapes = [{name: value.shape for name, value in net.named_parameters()} for net in (batches, images)]
     assert shapes[0] == shapes[1] and not bs.layers_of(images)
     x = torch.rand(3, 1, 12, 12)
-    assert torch.allclose(images.train()(x), images.eval()(x)) and torch.allclose(
-        images(x)[:1], images(x[:1]), atol=1e-6
-    )
+    assert torch.allclose(images.train()(x), images.eval()(x))
+    assert torch.allclose(images(x)[:1], images(x[:1]), atol=1e-6)
     assert "computes the same in both modes" in refused(mode="train", model={"name": "small_cnn", "norm": "group"})
     torch.save(images.state_dict(), tmp_path / "w.pt")
     torch.manual_seed(1)

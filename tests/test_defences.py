@@ -81,22 +81,17 @@ def test_who_shares_a_mask_and_for_how_long():
     assert same("locked_binary", shared=True) == (True, True, True)
 
 
-def test_the_mask_of_a_tensor_does_not_depend_on_the_others():
-    _, all_of_them = DEFENCES["random_binary"](gradient(), AT, mask_probability=0.5)
-    alone = {"head.bias": gradient()["head.bias"]}
-    assert torch.equal(
-        DEFENCES["random_binary"](alone, AT, mask_probability=0.5)[1]["head.bias"], all_of_them["head.bias"]
-    )
-
-
 def test_rates_per_layer():
-    _, mask = DEFENCES["random_binary"](
-        gradient(), AT, mask_probability=0.0, layers={"pos_embed": 0.9, "vit": 0.5, "head": 0.0}
-    )
+    """The mask of a tensor does not depend on the others."""
+    layers = {"pos_embed": 0.9, "vit": 0.5, "head": 0.0}
+    _, mask = DEFENCES["random_binary"](gradient(), AT, mask_probability=0.0, layers=layers)
     fractions = {name: float((~m).float().mean()) for name, m in mask.items()}
     assert fractions["vit.pos_embed"] == pytest.approx(0.9, abs=0.04)
     assert fractions["vit.patch_embed.proj.weight"] == pytest.approx(0.5, abs=0.04)
     assert fractions["head.bias"] == 0
+    alone = {"head.bias": gradient()["head.bias"]}
+    masks = (DEFENCES["random_binary"](part, AT, mask_probability=0.5)[1]["head.bias"] for part in (alone, gradient()))
+    assert torch.equal(*masks)
 
 
 def test_fixed_position_withholds_the_position_embedding_alone():
@@ -124,24 +119,19 @@ def test_laplace_noise_has_its_size_and_the_gradient_is_cut_in_l1():
     assert float(noise.std()) == pytest.approx(math.sqrt(2), rel=0.08)
 
 
-def test_pruning_drops_as_many_entries_as_it_says_where_they_are_equal():
+def test_pruning_keeps_the_largest_and_drops_as_many_entries_as_it_says():
     """Half of four is two, whatever else is as small; of the equal ones the first."""
     for entries, expected in (
+        ([3.0, -1.0, 0.5, -4.0], [3.0, 0.0, 0.0, -4.0]),
         ([1.0, -1.0, 1.0, 1.0], [0.0, 0.0, 1.0, 1.0]),
         ([2.0, 1.0, -1.0, 1.0], [2.0, 0.0, 0.0, 1.0]),
         ([0.0, 0.0, 0.0, 5.0], [0.0, 0.0, 0.0, 5.0]),
     ):
-        sent, _ = DEFENCES["pruning"]({"w": torch.tensor(entries)}, AT, fraction=0.5)
-        assert sent["w"].tolist() == expected
+        sent, mask = DEFENCES["pruning"]({"w": torch.tensor(entries)}, AT, fraction=0.5)
+        assert sent["w"].tolist() == expected and mask is None
     steps = torch.arange(1000).remainder(7).sub(3.0).reshape(10, 100)  # a seventh of them zero
     sent, _ = DEFENCES["pruning"]({"w": steps}, AT, fraction=0.9)
     assert sent["w"].count_nonzero() == 100 and sent["w"].abs().amax() == 3
-
-
-def test_pruning_keeps_the_largest():
-    sent, mask = DEFENCES["pruning"]({"w": torch.tensor([3.0, -1.0, 0.5, -4.0])}, AT, fraction=0.5)
-    assert mask is None
-    assert sent["w"].tolist() == [3.0, 0.0, 0.0, -4.0]
 
 
 @pytest.mark.parametrize(("rate", "words"), [(1.0, "at 1 nothing is sent"), (1.5, "got 1.5"), (-0.1, "got -0.1")])
@@ -212,16 +202,14 @@ def examples(model: nn.Module, x: Tensor, y: Tensor) -> Examples:
 
 
 def test_dp_sgd_cuts_each_example_and_gaussian_their_mean():
+    """The noise of DP-SGD is that of a sum."""
     each = {"w": torch.tensor([[3.0, 4.0], [0.3, 0.4]])}
     behind = Examples(nn.Identity(), {}, torch.zeros(2), torch.zeros(2), lambda: each, 2)
     mean = {"w": each["w"].mean(0)}
     torch.testing.assert_close(DEFENCES["dpsgd"](mean, AT, behind, noise=0)[0]["w"], torch.tensor([0.45, 0.6]))
     torch.testing.assert_close(DEFENCES["gaussian"](mean, AT, noise=0)[0]["w"], torch.tensor([0.6, 0.8]))
-
-
-def test_the_noise_of_dp_sgd_is_that_of_a_sum():
-    each = {"w": torch.zeros(8, 20000)}
-    behind = Examples(nn.Identity(), {}, torch.zeros(8), torch.zeros(8), lambda: each, 8)
+    zeros = {"w": torch.zeros(8, 20000)}
+    behind = Examples(nn.Identity(), {}, torch.zeros(8), torch.zeros(8), lambda: zeros, 8)
     sent, _ = DEFENCES["dpsgd"]({"w": torch.zeros(20000)}, AT, behind, noise=2, clip=3)
     assert float(sent["w"].std()) == pytest.approx(2 * 3 / 8, rel=0.02)
 
@@ -248,11 +236,6 @@ def test_guarantee_of_drawn_batches_is_that_of_an_accountant(rate, noise, steps)
     assert sampled_gaussian_epsilon(noise, rate, steps, 1e-5) == pytest.approx(expected, rel=2e-3)
 
 
-@pytest.mark.parametrize(("noise", "rate", "steps"), [(0.05, 0.16, 10), (0.3, 0.999, 1), (4, 0.9, 1), (0.02, 1e-3, 1)])
-def test_drawing_a_part_never_gives_more_away_than_taking_all(noise, rate, steps):
-    assert 0 < sampled_gaussian_epsilon(noise, rate, steps, 1e-5) <= gaussian_epsilon(noise, 1e-5, steps)
-
-
 @pytest.mark.parametrize("order", [2, 3, 20, 63])
 @pytest.mark.parametrize(("noise", "rate"), [(0.3, 0.05), (1.0, 0.001), (4.0, 0.5)])
 def test_renyi_divergence_at_whole_orders_is_the_closed_form(noise, rate, order):
@@ -267,22 +250,21 @@ def test_renyi_divergence_at_whole_orders_is_the_closed_form(noise, rate, order)
     assert renyi(order, noise, rate) == pytest.approx(expected, rel=1e-7)
 
 
-def test_guarantee_one_drawn_step_and_of_all_examples():
+@pytest.mark.parametrize(("noise", "rate", "steps"), [(0.05, 0.16, 10), (0.3, 0.999, 1), (4, 0.9, 1), (0.02, 1e-3, 1)])
+def test_drawing_a_part_never_gives_more_away_than_taking_all(noise, rate, steps):
+    assert 0 < sampled_gaussian_epsilon(noise, rate, steps, 1e-5) <= gaussian_epsilon(noise, 1e-5, steps)
+    assert sampled_gaussian_epsilon(4, 1, 10, 1e-5) == gaussian_epsilon(4, 1e-5, 10) == pytest.approx(3.3414, abs=1e-4)
     assert renyi(2, 1.0, 0.01) == pytest.approx(1.718134e-4, rel=1e-6)
-    assert sampled_gaussian_epsilon(4, 1, 10, 1e-5) == gaussian_epsilon(4, 1e-5, 10)
-    assert gaussian_epsilon(4, 1e-5, 10) == pytest.approx(3.3414, abs=1e-4)
 
 
 def test_what_a_defence_has_spent():
     """Clipped batches may turn round (sensitivity 2); an example takes part once an epoch, or is drawn in each step."""
-    four, delta = Spent(4, 40, None), 1e-5
-    found = {
-        name: guarantee(functools.partial(DEFENCES[name], noise=2), four, delta)
-        for name in ("dpsgd", "gaussian", "laplace")
-    }
-    assert found["dpsgd"] == (gaussian_epsilon(2, delta, 4), delta)
-    assert found["gaussian"] == (gaussian_epsilon(1, delta, 4), delta)
-    assert found["laplace"] == (pytest.approx(4), 0)
-    drawn = guarantee(functools.partial(DEFENCES["dpsgd"], noise=2), Spent(4, 40, 0.1), delta)
-    assert drawn == (sampled_gaussian_epsilon(2, 0.1, 40, delta), delta)
+    four, drawn, delta = Spent(4, 40, None), Spent(4, 40, 0.1), 1e-5
+    for name, spent, expected in (
+        ("dpsgd", four, (gaussian_epsilon(2, delta, 4), delta)),
+        ("gaussian", four, (gaussian_epsilon(1, delta, 4), delta)),
+        ("laplace", four, (pytest.approx(4), 0)),
+        ("dpsgd", drawn, (sampled_gaussian_epsilon(2, 0.1, 40, delta), delta)),
+    ):
+        assert guarantee(functools.partial(DEFENCES[name], noise=2), spent, delta) == expected
     assert guarantee(DEFENCES["none"], four, delta) is None
