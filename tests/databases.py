@@ -65,26 +65,10 @@ def serving(binaries: Path) -> Iterator[str]:
     if made.returncode != 0:
         shutil.rmtree(folder)
         pytest.fail(f"initdb ended with {made.returncode}:\n{made.stdout}{made.stderr}", pytrace=False)
-    arguments = [
-        str(binaries / "postgres"),
-        "-D",
-        str(data),
-        "-k",
-        str(folder),
-        "-c",
-        "listen_addresses=",
-        "-c",
-        "fsync=off",
-    ]
+    serve = [str(binaries / "postgres"), "-D", str(data), "-k", str(folder)]
+    command = ["sh", "-c", GUARDED, "sh", str(folder), *serve, "-c", "listen_addresses=", "-c", "fsync=off"]
     with (folder / "log").open("wb") as log:
-        server = subprocess.Popen(
-            ["sh", "-c", GUARDED, "sh", str(folder), *arguments],
-            stdin=subprocess.PIPE,
-            stdout=log,
-            stderr=log,
-            user=user,
-            cwd="/",
-        )
+        server = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log, user=user, cwd="/")
     try:
         end = time.monotonic() + 300
         while subprocess.run([binaries / "pg_isready", "-q", "-h", folder], check=False).returncode != 0:
