@@ -35,16 +35,10 @@ def watch(defence: str, inversion: str, start: State | None = None, **settings: 
     on = problem()
     rate = {"mask_probability": 0.5} if "binary" in defence else {}
     chosen = functools.partial(INVERSIONS[inversion], **({"latent": 6} if inversion == "masked" else {}))
-    return list(
-        gradient_inversion(
-            on,
-            start or State(0, {k: v.clone() for k, v in on.model.state_dict().items()}),
-            objective=standard,
-            defence=functools.partial(DEFENCES[defence], **rate),
-            inversion=chosen,
-            **{"rounds": 2, "target_clients": 2, "candidates": 20, **settings},
-        )
-    )
+    given = {"rounds": 2, "target_clients": 2, "candidates": 20, "objective": standard, "inversion": chosen, **settings}
+    given["defence"] = functools.partial(DEFENCES[defence], **rate)
+    begin = start or State(0, {k: v.clone() for k, v in on.model.state_dict().items()})
+    return list(gradient_inversion(on, begin, **given))
 
 
 def test_least_squares_gives_the_image_back() -> None:

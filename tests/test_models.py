@@ -17,20 +17,14 @@ SHAPES = [(1, 8, 8), (3, 8, 8), (1, 28, 28), (3, 32, 32), (3, 84, 84)]
 
 # the settings of a small member, where it is not `width` that makes it small
 SMALL = {
-    "vit": {"patch": 4, "dim": 16, "depth": 2, "heads": 2, "head": "cls_vis", "d1": 6, "d2": 5},
-    "tnt": {"patch": 4, "dim": 16, "inner": 8, "depth": 2, "heads": 2, "head": "cls_vis", "d1": 6, "d2": 5},
-    "t2t": {"patch": 4, "dim": 16, "token_dim": 8, "depth": 2, "heads": 2, "head": "cls_vis", "d1": 6, "d2": 5},
-    "edge_vit": {"width": 9, "dim": 12, "depth": 2, "heads": 3},
-    "whole_vit": {"width": 9, "dim": 12, "depth": 2, "heads": 3},
-    "edge_resnet": {"width": 9, "planes": 2, "blocks": 2},
-    "edge_resnet8": {"width": 9, "planes": 2, "blocks": 2},
-    "whole_edge": {"width": 9},
-    "whole_resnet": {"width": 9, "planes": 2, "blocks": 2},
-    "efficientnet_lite0": {},
-    "linear": {},
-    "constant": {},
-}
+    **{name: {"patch": 4, "dim": 16, "depth": 2, "heads": 2, "head": "cls_vis", "d1": 6, "d2": 5, **own}
+       for name, own in (("vit", {}), ("tnt", {"inner": 8}), ("t2t", {"token_dim": 8}))},
+    **{key: {"width": 9, "dim": 12, "depth": 2, "heads": 3} for key in ("edge_vit", "whole_vit")},
+    **{key: {"width": 9, "planes": 2, "blocks": 2} for key in ("edge_resnet", "edge_resnet8", "whole_resnet")},
+    "whole_edge": {"width": 9}, "efficientnet_lite0": {}, "linear": {}, "constant": {},
+}  # fmt: skip
 HEADS = [{"head": head, "head_norm": norm} for head in ("cls", "vis", "cls_vis") for norm in ("bn", "ln", "none")]
+EDGE_VIT = [{"width": 7, "stem": 7, "dim": 10, "depth": 3, "heads": 5, "patch": 2}, {"patch": 8}]
 OTHERS = {
     "vit": [{"patch": 8, "dim": 64, "depth": 3, "heads": 4, "mlp": 2, **head} for head in HEADS]
     + [{"dim": dim, "heads": heads, "head": "cls_vis"} for dim, heads in ((256, 4), (384, 6), (448, 7), (768, 12))]
@@ -39,16 +33,11 @@ OTHERS = {
     + [{"dim": 640, "inner": 40, "heads": 10, "inner_heads": 2, "head": "cls_vis"}],
     "t2t": [{"patch": 8, "dim": 64, "token_dim": 32, "depth": 3, "heads": 4, "mlp": 2, **head} for head in HEADS]
     + [{"dim": 448, "heads": 7, "depth": 19, "head": "cls_vis"}],
-    "edge_vit": [{"width": 7, "stem": 7, "dim": 10, "depth": 3, "heads": 5, "patch": 2}, {"patch": 8}],
-    "whole_vit": [{"width": 7, "stem": 7, "dim": 10, "depth": 3, "heads": 5, "patch": 2}, {"patch": 8}],
-    "edge_resnet": [{"width": 7, "stem": 7, "planes": 3, "blocks": 1}],
-    "edge_resnet8": [{"width": 7, "planes": 3, "blocks": 1}],
-    "whole_edge": [{"width": 7, "stem": 7}],
-    "whole_resnet": [{"width": 7, "stem": 7, "planes": 3, "blocks": 1}],
-    "efficientnet_lite0": [],
-    "linear": [],
-    "constant": [],
-}
+    "edge_vit": EDGE_VIT, "whole_vit": EDGE_VIT,
+    **{key: [{"width": 7, "stem": 7, "planes": 3, "blocks": 1}] for key in ("edge_resnet", "whole_resnet")},
+    "edge_resnet8": [{"width": 7, "planes": 3, "blocks": 1}], "whole_edge": [{"width": 7, "stem": 7}],
+    "efficientnet_lite0": [], "linear": [], "constant": [],
+}  # fmt: skip
 
 
 def expected_parameters(name: str, *, channels: int, side: int, classes: int, **settings: object) -> float:
@@ -72,8 +61,7 @@ def test_every_model(name: str, shape: tuple[int, int, int]) -> None:
     x = torch.rand(3, *shape)
     model.train()
     logits = model(x)
-    assert logits.shape == (3, 7)
-    assert logits.isfinite().all()
+    assert logits.shape == (3, 7) and logits.isfinite().all()
     answers = logits + model.edge_logits(x) if hasattr(model, "edge_logits") else logits  # the edge's classifier too
     answers.exp().sum().backward()
     assert all(p.grad is not None and p.grad.isfinite().all() for p in trainable(model))
@@ -83,14 +71,11 @@ def test_every_model(name: str, shape: tuple[int, int, int]) -> None:
     assert count == expected_parameters(name, **settings, channels=shape[0], side=shape[1], classes=7)
 
 
-@pytest.mark.parametrize(
-    ("name", "settings"),
-    [
-        (name, settings)
-        for name in MODELS
-        for settings in [{}, *(OTHERS[name] if name in SMALL else [{"width": w} for w in (6, 31)])]
-    ],
-)
+WIDTHS = ({"width": 6}, {"width": 31})
+NAMED = [(name, more) for name in MODELS for more in ({}, *(OTHERS[name] if name in SMALL else WIDTHS))]
+
+
+@pytest.mark.parametrize(("name", "settings"), NAMED)
 def test_parameter_count(name: str, settings: dict[str, object]) -> None:
     with torch.device("meta"):
         model = MODELS[name]((3, 32, 32), 100, **settings)
@@ -131,8 +116,10 @@ def test_nin_initial_weights() -> None:
             assert layer.weight.std().item() == pytest.approx((2 / fan_in) ** 0.5, rel=0.06)
 
 
-def test_nin_layers() -> None:
-    """Widths 192, 160, 96 as published; logits are never negative; at 32 x 32 the last map is 8 x 8."""
+def test_published_layers() -> None:
+    """NIN: widths 192, 160, 96; logits are never negative; at 32 x 32 the last map is 8 x 8. Small CNN: 64, 128, 196
+    channels and 3136 -> 256 -> 10. LEAF's pools round up: 84 -> 42 -> 21 -> 11 -> 6, so 32 * 36; 8 -> 4 -> 2 -> 1.
+    """
     torch.manual_seed(0)
     model = MODELS["nin"]((3, 32, 32), 10).eval()
     convolutions = [m for m in model.modules() if isinstance(m, nn.Conv2d)]
@@ -142,6 +129,12 @@ def test_nin_layers() -> None:
     convolutions[-1].register_forward_hook(lambda _module, _inputs, output: sizes.append(output.shape))
     assert (model(torch.rand(2, 3, 32, 32)) >= 0).all()
     assert sizes == [(2, 10, 8, 8)]
+    with torch.device("meta"):
+        model = MODELS["small_cnn"]((3, 32, 32), 10)
+        features = [MODELS["leaf_cnn"]((3, side, side), 2).get_submodule("fc").in_features for side in (84, 8)]
+    assert [m.out_channels for m in model.modules() if isinstance(m, nn.Conv2d)] == [64, 64, 128, 128, 196, 196]
+    linear = [(m.in_features, m.out_features) for m in model.modules() if isinstance(m, nn.Linear)]
+    assert linear == [(3136, 256), (256, 10)] and features == [1152, 32]
 
 
 def test_dropout_only_in_training() -> None:
@@ -150,15 +143,6 @@ def test_dropout_only_in_training() -> None:
     x = torch.rand(4, 1, 8, 8)
     assert not torch.equal(model.train()(x), model(x))
     assert torch.equal(model.eval()(x), model(x))
-
-
-def test_small_cnn_layers() -> None:
-    """64, 128, 196 channels and 3136 -> 256 -> 10 as published."""
-    with torch.device("meta"):
-        model = MODELS["small_cnn"]((3, 32, 32), 10)
-    assert [m.out_channels for m in model.modules() if isinstance(m, nn.Conv2d)] == [64, 64, 128, 128, 196, 196]
-    linear = [(m.in_features, m.out_features) for m in model.modules() if isinstance(m, nn.Linear)]
-    assert linear == [(3136, 256), (256, 10)]
 
 
 def test_names_the_release_goes_by() -> None:
@@ -173,13 +157,6 @@ def test_names_the_release_goes_by() -> None:
     assert found["resnet18"] == (["bn1", *blocks], [f"layer{stage}.0.shortcut.1" for stage in (2, 3, 4)])
     assert found["small_cnn"] == ([], [f"batchnorm{block}_{n}" for block in (1, 2, 3) for n in (1, 2)])
     assert found["nin"] == ([], [])
-
-
-def test_leaf_cnn_pools_round_up() -> None:
-    """84 -> 42 -> 21 -> 11 -> 6, so 32 * 36 = 1152 features; 8 -> 4 -> 2 -> 1 -> 1."""
-    with torch.device("meta"):
-        assert MODELS["leaf_cnn"]((3, 84, 84), 2).get_submodule("fc").in_features == 1152
-        assert MODELS["leaf_cnn"]((3, 8, 8), 2).get_submodule("fc").in_features == 32
 
 
 @pytest.mark.parametrize(
