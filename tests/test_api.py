@@ -19,45 +19,29 @@ from typing import Any
 import numpy
 import pytest
 import torch
+from small import small
 from torch import nn
 
 import fatbench
 from fatbench import api
-from fatbench.cli import app as cli
-from fatbench.cli import evaluate, reporting, run
+from fatbench.cli import evaluate, reporting
+from fatbench.cli.run import run as run_command
 from fatbench.data import DATASETS
 from fatbench.errors import NothingMatched, SpecError, UnknownName
 from fatbench.methods.evasion import ATTACKS
 from fatbench.runner.run_options import RunOptions
 
+Run = Callable[..., tuple[int, str, str]]
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "python.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
 
-TINY = """
-name: tiny
-title: Two cells that take a second
-seeds: [1]
-base:
-  data: digits
-  train: 60
-  test: 30
-  partition: {name: iid, clients: 2}
-  model: {name: small_cnn}
-  algorithm:
-    name: fedavg
-    rounds: 2
-    local: {epochs: 1, batch: 16, lr: 0.05, objective: standard}
-    aggregator: samples
-axes:
-  metric:
-    samples: {}
-    uniform: {algorithm: {aggregator: uniform}}
-evaluate: {attacks: {natural: natural, fgsm: {name: fgsm, eps: 8/255}}}
-presets: {paper: {}}
-tables:
-  - {id: A, title: Tiny, rows: [metric], values: {natural: natural, FGSM: fgsm}}
-"""
+TINY = small(
+    name="tiny", seeds="[1]", test="30", model="small_cnn", rounds=2,
+    axes="{metric: {samples: {}, uniform: {algorithm: {aggregator: uniform}}}}",
+    evaluate="{attacks: {natural: natural, fgsm: {name: fgsm, eps: 8/255}}}",
+    tables="[{id: A, title: Tiny, rows: [metric], values: {natural: natural, FGSM: fgsm}}]",
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -68,10 +52,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         done = fatbench.run("tiny.yaml", jobs=1, device="cpu", quiet=True)
-    assert done[["metric", "seed", "status", "error"]].values.tolist() == [
-        ["samples", 1, "done", ""],
-        ["uniform", 1, "done", ""],
-    ]
+    rows = [[method, 1, "done", ""] for method in ("samples", "uniform")]
+    assert done[["metric", "seed", "status", "error"]].values.tolist() == rows
     return folder
 
 
@@ -79,13 +61,6 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def here(place: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(place)
     return place
-
-
-def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    monkeypatch.setattr(sys, "argv", ["fatbench", *arguments])
-    with pytest.raises(SystemExit):
-        cli.main()
-    return capsys.readouterr().out
 
 
 @pytest.mark.nightly
@@ -109,10 +84,8 @@ def test_importing_costs_nothing_and_names_stay_functions() -> None:
         _ = fatbench.tabel  # type: ignore[attr-defined]
 
 
-def test_suites_and_plan_are_those_of_the_command_line(
-    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    planned = json.loads(command(monkeypatch, capsys, "plan", "suite", "tiny.yaml", "--format", "json"))["cells"]
+def test_suites_and_plan_are_those_of_the_command_line(here: Path, run: Run) -> None:
+    planned = json.loads(run("plan", "suite", "tiny.yaml", "--format", "json")[1])["cells"]
     frame = fatbench.plan("tiny.yaml")
     assert frame["cell"].tolist() == [cell["id"] for cell in planned]
     assert frame["image_passes"].tolist() == [cell["work"]["image_passes"] for cell in planned]
@@ -139,7 +112,6 @@ def test_results_are_the_numbers_of_the_view(here: Path) -> None:
     assert (units["seconds"], units["train_loss"], units["weight"]) == ("s", "nats", "")
     assert {"commit", "device", "precision", "suite", "preset", "created", "dirty", "run"} <= set(frame)
     with api.opened(None) as store:
-        assert store is not None
         every = store.measurements()
     assert frame["value"].tolist() == [row["value"] for row in every]
     assert len(fatbench.results(stage=None, clients=True)) == len(every)
@@ -149,12 +121,10 @@ def test_results_are_the_numbers_of_the_view(here: Path) -> None:
     assert len(half) * 2 == len(every)
 
 
-def test_a_table_is_what_the_command_prints(
-    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_table_is_what_the_command_prints(here: Path, run: Run) -> None:
     made = fatbench.table("tiny.yaml")
-    assert command(monkeypatch, capsys, "report", "tiny.yaml", "--format", "markdown") == made.markdown() == repr(made)
-    assert made.latex() == command(monkeypatch, capsys, "report", "tiny.yaml", "--format", "latex")
+    assert run("report", "tiny.yaml", "--format", "markdown")[1] == made.markdown() == repr(made)
+    assert made.latex() == run("report", "tiny.yaml", "--format", "latex")[1]
     numbers = fatbench.results("tiny.yaml")
     natural = numbers[(numbers["metric"] == "natural") & (numbers["stage"] != "train")]
     shown = made.frame()
@@ -177,21 +147,6 @@ def test_asking_an_empty_database_is_no_error(tmp_path: Path, monkeypatch: pytes
 
 
 # --- attacks ------------------------------------------------------------------------------------------------------
-
-
-class Linear(nn.Module):
-    """Two pixels, two classes: the logits are the pixels."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x.flatten(1)
-
-
-def test_fgsm_by_hand() -> None:
-    """The loss of class 0 grows with pixel 1 and falls with pixel 0: a step of 0.25 along (-, +), cut at the box."""
-    x = torch.tensor([[[[0.5, 0.9]]]])
-    moved = fatbench.attacks.fgsm(Linear(), x, torch.tensor([0]), eps=0.25)
-    torch.testing.assert_close(moved, torch.tensor([[[[0.25, 1.0]]]]))
-    assert torch.equal(fatbench.attacks.fgsm(Linear(), x, torch.tensor([0]), eps="1/4"), moved)
 
 
 @pytest.mark.parametrize("kind", [torch.float32, torch.float64, torch.float16])
@@ -277,7 +232,12 @@ def test_a_mistake_in_what_an_attack_is_given_is_named(change: dict[str, Any], s
         fatbench.attacks.pgd(**{**right, **change})
 
 
-LINEAR = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+def test_fgsm_by_hand() -> None:
+    """The loss of class 0 grows with pixel 1 and falls with pixel 0: a step of 0.25 along (-, +), cut at the box."""
+    x = torch.tensor([[[[0.5, 0.9]]]])
+    moved = fatbench.attacks.fgsm(nn.Flatten(), x, torch.tensor([0]), eps=0.25)
+    torch.testing.assert_close(moved, torch.tensor([[[[0.25, 1.0]]]]))
+    assert torch.equal(fatbench.attacks.fgsm(nn.Flatten(), x, torch.tensor([0]), eps="1/4"), moved)
 
 
 def test_what_is_no_number_is_named() -> None:
@@ -288,8 +248,8 @@ def test_what_is_no_number_is_named() -> None:
     ):  # fmt: skip
         more = {"std": 1.0} if name == "mean" else {"mean": 0.0} if name == "std" else {}
         with pytest.raises(SpecError, match=f"^{name}: expected"):
-            fatbench.evaluate(LINEAR, (x, y), ["fgsm"], **{name: value}, **more)
-    found = fatbench.evaluate(LINEAR, (x, y), [], n=numpy.int64(3), batch=numpy.int64(2), seed=numpy.int64(1))
+            fatbench.evaluate(zeros(), (x, y), ["fgsm"], **{name: value}, **more)
+    found = fatbench.evaluate(zeros(), (x, y), [], n=numpy.int64(3), batch=numpy.int64(2), seed=numpy.int64(1))
     assert len(found.outcomes) == 3
 
 
@@ -337,17 +297,11 @@ def test_numbers_out_of_range_are_named_by_every_function(call: Callable[[], Any
 
 def test_a_module_in_memory_is_judged_and_left_alone(here: Path) -> None:
     """Always class 0: of the first 50 digits as many are right as are zeros, under every attack."""
-
-    module = nn.Sequential(nn.Flatten(), nn.Linear(64, 10)).train()
-    with torch.no_grad():
-        module[1].weight.zero_()
-        module[1].bias.copy_(torch.tensor([1.0] + [0.0] * 9))
-    before = fatbench.results()
-    frame = fatbench.evaluate(module, dataset="digits", attacks=["fgsm"], n=50).frame()
-    zeros = (DATASETS["digits"](Path())).test_labels[:50] == 0
-    assert frame.set_index("metric")["mean"].to_dict() == {"natural": zeros.mean(), "fgsm": zeros.mean()}
-    doubts = frame.set_index("metric")["doubts"]
-    assert "accuracy is at chance" in doubts["natural"] and "no gradient" in doubts["fgsm"]
+    module, before = zeros().train(), fatbench.results()
+    frame = fatbench.evaluate(module, dataset="digits", attacks=["fgsm"], n=50).frame().set_index("metric")
+    right = (DATASETS["digits"](Path()).test_labels[:50] == 0).mean()
+    assert frame["mean"].to_dict() == {"natural": right, "fgsm": right}
+    assert "accuracy is at chance" in frame["doubts"]["natural"] and "no gradient" in frame["doubts"]["fgsm"]
     assert module.training and len(fatbench.results()) == len(before)  # nothing was stored
 
 
@@ -473,16 +427,10 @@ def test_a_notebook_puts_a_plain_model_beside_a_suite_s_row(tmp_path: Path, monk
 @pytest.mark.parametrize(
     ("function", "command", "not_here"),
     [
-        (
-            fatbench.run,
-            run.run,
-            {"dry_run", "target", "attack", "rerun"},
-        ),  # `fatbench.plan`; suite, attacks, retry_failed and rerun_changed
-        (
-            fatbench.evaluate,
-            evaluate.evaluate,  # module, network, attacks, n; exit codes
-            {"file", "attack", "format", "images"},
-        ),
+        # `fatbench.plan`; suite, attacks, retry_failed and rerun_changed
+        (fatbench.run, run_command, {"dry_run", "target", "attack", "rerun"}),
+        # module, network, attacks, n; exit codes
+        (fatbench.evaluate, evaluate.evaluate, {"file", "attack", "format", "images"}),
         (fatbench.table, reporting.report, {"names", "format", "output", "table", "width", "by", "metric", "common"}),
     ],
 )
@@ -492,18 +440,16 @@ def test_what_a_command_takes_a_function_takes(function: object, command: object
     assert options - not_here <= mine and "plugins" in mine and not_here <= options
 
 
-@pytest.mark.parametrize("name", ["fgsm", "pgd", "cw", "autoattack"])
-def test_an_attack_from_python_takes_what_a_suite_takes(name: str) -> None:
-    ours, registered = (inspect.signature(function) for function in (getattr(fatbench.attacks, name), ATTACKS[name]))
+def test_an_attack_from_python_takes_what_a_suite_takes() -> None:
+    """Their settings are those of the registered function; PGD in L2 and CW with its margin reach the attack."""
 
-    def settings(signature: inspect.Signature) -> dict[str, object]:
-        return {p.name: p.default for p in signature.parameters.values() if p.kind is p.KEYWORD_ONLY}
+    def settings(function: Callable[..., Any]) -> dict[str, object]:
+        parameters = inspect.signature(function).parameters.values()
+        return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
 
-    more = {"restarts": 1} if name in ("pgd", "cw") else {}
-    assert settings(ours) == {**settings(registered), **more, "seed": None}
-
-
-def test_pgd_in_l2_and_cw_with_its_margin_reach_the_attack() -> None:
+    for name in ("fgsm", "pgd", "cw", "autoattack"):
+        more = {"restarts": 1} if name in ("pgd", "cw") else {}
+        assert settings(getattr(fatbench.attacks, name)) == {**settings(ATTACKS[name]), **more, "seed": None}
     x, y = torch.full((2, 1, 1, 1), 0.5), torch.tensor([0, 1])
     model = nn.Sequential(nn.Flatten(), nn.Linear(1, 2))
     moved = fatbench.attacks.pgd(model, x, y, eps=0.25, step=0.1, steps=1, start="none", norm="L2")
@@ -664,11 +610,13 @@ def test_a_partition_is_that_of_the_suites() -> None:
     ours = fatbench.partition(y, "dirichlet", clients=5, alpha=0.5, seed=3)
     theirs = PARTITIONS["dirichlet"](y.numpy(), numpy_generator(3, "partition"), None, clients=5, alpha=0.5)
     assert all(map(numpy.array_equal, ours, theirs)) and sorted(numpy.concatenate(ours)) == list(range(len(y)))
-    for wrong, said in (({"clients": 5, "alpha": -1}, "alpha"), ({"clients": 0}, "clients")):
+    for wrong, said in (
+        ({"alpha": -1}, "alpha"),
+        ({"clients": 0}, "clients"),
+        ({"labels": y.float()}, "whole numbers"),
+    ):
         with pytest.raises(SpecError, match=said):
-            fatbench.partition(y, **{"alpha": 0.5, **wrong})
-    with pytest.raises(SpecError, match="whole numbers"):
-        fatbench.partition(y.float(), "iid", clients=2)
+            fatbench.partition(**{"labels": y, "how": "dirichlet", "clients": 5, "alpha": 0.5, **wrong})
 
 
 def test_uploads_are_put_together_as_the_engine_does() -> None:
@@ -779,9 +727,8 @@ def test_accuracies_are_fractions_in_what_is_asked_and_what_is_said() -> None:
     module = zeros()
     natural = fatbench.evaluate(module, "digits", [], n=60).accuracy["natural"]
     assert fatbench.evaluate(module, "digits", [], n=60, expect_natural=natural).accuracy["natural"] == natural
-    with pytest.raises(
-        fatbench.Doubtful, match=r"^expect_natural=0\.9: natural accuracy is 0\.\d+ of 60 images"
-    ) as said:
+    natural = r"^expect_natural=0\.9: natural accuracy is 0\.\d+ of 60 images"
+    with pytest.raises(fatbench.Doubtful, match=natural) as said:
         fatbench.evaluate(module, "digits", ["fgsm"], n=60, expect_natural=0.9)
     assert "%" not in str(said.value).replace("95 % interval", "")
 
@@ -793,28 +740,25 @@ def test_numbers_of_numpy_and_torch_are_numbers(tmp_path: Path, monkeypatch: pyt
     for two in (numpy.int64(2), torch.tensor(2), numpy.array(2)):
         assert torch.equal(fatbench.aggregate("krum", uploads, byzantine=two), expected)
     net, x, y = nn.Sequential(nn.Flatten(), nn.Linear(16, 3)), torch.rand(4, 1, 4, 4), torch.tensor([0, 1, 2, 0])
-    moved = fatbench.attacks.pgd(
-        net, x, y, eps=numpy.float32(0.1), step=torch.tensor(0.1), steps=numpy.int64(1), seed=1
-    )  # type: ignore[arg-type]
-    assert torch.equal(moved, fatbench.attacks.pgd(net, x, y, eps=float(numpy.float32(0.1)), step=0.1, steps=1, seed=1))
+    of_numpy = {"eps": numpy.float32(0.1), "step": torch.tensor(0.1), "steps": numpy.int64(1)}
+    plain = {"eps": float(numpy.float32(0.1)), "step": 0.1, "steps": 1}
+    first, second = (fatbench.attacks.pgd(net, x, y, **settings, seed=1) for settings in (of_numpy, plain))
+    assert torch.equal(first, second)
     plain = fatbench.make_suite("sfat-cifar10", base={"train": 60}, seeds=[1, 2])
     assert fatbench.make_suite("sfat-cifar10", base={"train": numpy.int64(60)}, seeds=numpy.arange(1, 3)) == plain
     changed = {"train": numpy.int64(60), "algorithm.local.lr": numpy.float64(0.5)}
     seeds, where = numpy.arange(1), {"method": numpy.array(["FAT", "SFAT"])}
     found = fatbench.plan("sfat-cifar10", preset="smoke", override=changed, seeds=seeds, where=where)
-    asked = fatbench.plan(
-        "sfat-cifar10", preset="smoke", override={"train": 60, "algorithm.local.lr": 0.5}, seeds=[0],
-        where="method in [FAT, SFAT]",
-    )  # fmt: skip
+    changed, where = {"train": 60, "algorithm.local.lr": 0.5}, "method in [FAT, SFAT]"
+    asked = fatbench.plan("sfat-cifar10", preset="smoke", override=changed, seeds=[0], where=where)
     assert found["cell"].tolist() == asked["cell"].tolist() != []
 
 
 def test_a_suite_can_change_every_section_of_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also that called `base`, like the first argument's old name."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    changed = fatbench.make_suite(
-        "fat-baselines", base={"algorithm": {"local": {"lr": 0.02}}}, seeds=[1, 2], name="fewer"
-    )
+    local = {"algorithm": {"local": {"lr": 0.02}}}
+    changed = fatbench.make_suite("fat-baselines", base=local, seeds=[1, 2], name="fewer")
     specs = [cell.spec for cell in changed.plan("paper").cells]
     assert {spec["seed"] for spec in specs} == {1, 2} and 0.02 in {spec["algorithm"]["local"]["lr"] for spec in specs}
     assert changed.name == "fewer"
@@ -863,9 +807,7 @@ def test_a_function_from_a_cell_stands_beside_the_rows_of_a_suite(
     with sqlite3.connect(db) as connection:
         (extra,) = connection.execute("SELECT extra FROM runs WHERE extra LIKE '%first_alone%' LIMIT 1").fetchone()
     (record,) = json.loads(extra)["plugins"]
-    assert (
-        "LIMIT = 0.5" in record["source"] and "def half" in record["source"] and "def first_alone" in record["source"]
-    )
+    assert all(part in record["source"] for part in ("LIMIT = 0.5", "def half", "def first_alone"))
     bits = fatbench.outcomes(suite, "fgsm", db=db)
     frame = fatbench.compare("samples", "first", suite=suite, metric="fgsm", db=db).frame()
     assert frame["difference"][0] == pytest.approx(bits.loc["samples"].values.mean() - bits.loc["first"].values.mean())
@@ -924,9 +866,8 @@ def test_trainings_of_one_name_are_one_row_and_are_tested(tmp_path: Path) -> Non
 def test_numbers_of_ones_own_are_a_table(tmp_path: Path) -> None:
     import pandas
 
-    runs = pandas.DataFrame(
-        {"method": ["A", "A", "B"], "seed": [0, 1, 0], "pgd20": [0.5, 0.7, 0.4], "loss": [2.0, 3.0, 1.5]}
-    )
+    numbers = {"pgd20": [0.5, 0.7, 0.4], "loss": [2.0, 3.0, 1.5]}
+    runs = pandas.DataFrame({"method": ["A", "A", "B"], "seed": [0, 1, 0], **numbers})
     table = fatbench.Table.from_frame(runs, "method", ["pgd20", "loss"])
     tidy = runs.melt(["method", "seed"], var_name="metric")
     for made in (table, fatbench.Table.from_frame(tidy, ["method"], "metric")):
@@ -935,14 +876,14 @@ def test_numbers_of_ones_own_are_a_table(tmp_path: Path) -> None:
     for ending in (".md", ".tex", ".html", ".csv", ".json"):
         assert "A" in table.save(tmp_path / f"own{ending}").read_text()
     assert table.latex(width="column") != table.latex(width=400)
-    with pytest.raises(SpecError, match="did you mean 'method'"):
-        fatbench.Table.from_frame(runs, "methd", "pgd20")
-    with pytest.raises(SpecError, match="two numbers of A, pgd20, 0"):
-        fatbench.Table.from_frame(pandas.concat([runs, runs]), "method", "pgd20")
-    with pytest.raises(SpecError, match=r"Table\.from_frame"):
-        fatbench.Table([{"method": "A", "pgd20": 0.4}])  # type: ignore[list-item]
-    with pytest.raises(SpecError, match="ends in"):
-        table.save(tmp_path / "own.docx")
+    for wrong, said in (
+        (lambda: fatbench.Table.from_frame(runs, "methd", "pgd20"), "did you mean 'method'"),
+        (lambda: fatbench.Table.from_frame(pandas.concat([runs, runs]), "method", "pgd20"), "two numbers of A, pgd20"),
+        (lambda: fatbench.Table([{"method": "A", "pgd20": 0.4}]), r"Table\.from_frame"),  # type: ignore[list-item]
+        (lambda: table.save(tmp_path / "own.docx"), "ends in"),
+    ):
+        with pytest.raises(SpecError, match=said):
+            wrong()
 
 
 USER = 'import fatbench\nfatbench.run("sfat-cifar10", prset="smoke")\nfatbench.evaluate(lambda x: x, datset="digits")\n'
