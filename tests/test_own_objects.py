@@ -162,9 +162,8 @@ ITEMS = Items(floats)
 def test_a_loader_gives_all_images_of_its_data_set(source: Any) -> None:
     """In their order, whatever it shuffles or drops; the first n are the first of all."""
     found = read(source) if isinstance(source, Iterator) else read(source, 70)
-    assert (
-        found.test_images[:70].tolist() == X[:70, None].tolist() and found.test_labels[:70].tolist() == Y[:70].tolist()
-    )
+    assert found.test_images[:70].tolist() == X[:70, None].tolist()
+    assert found.test_labels[:70].tolist() == Y[:70].tolist()
     assert len(found.test_labels) == (N if isinstance(source, Iterator) else 70)
     if not isinstance(source, Iterator):
         assert len(read(source).test_labels) == N
@@ -180,12 +179,9 @@ class Own(DataLoader[Any]):
 
 def test_a_loader_with_a_way_of_its_own_is_read_by_itself() -> None:
     assert read(Own(ITEMS, 7)).test_images.tolist() == (255 - X[:, None]).tolist()
-    for loader, said in (
-        (Own(ITEMS, 7, shuffle=True), "read again"),
-        (Own(ITEMS, 7, drop_last=True), "drop_last=False"),
-    ):
+    for how, said in (("shuffle", "read again"), ("drop_last", "drop_last=False")):
         with pytest.raises(SpecError, match=said):
-            read(loader)
+            read(Own(ITEMS, 7, **{how: True}))
 
 
 def flipped(row: int) -> torch.Tensor:

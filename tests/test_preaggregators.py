@@ -48,11 +48,8 @@ def test_buckets_are_means_in_random_order() -> None:
 
 
 def test_clip_and_arc_of_four() -> None:
-    numpy.testing.assert_allclose(
-        made("clip", FOUR, radius=2.0),
-        [[1, 0], [1.664101, 1.109400], [0.894427, 1.788854], [1.414214, 1.414214]],
-        atol=1e-6,
-    )
+    clipped = [[1, 0], [1.664101, 1.109400], [0.894427, 1.788854], [1.414214, 1.414214]]
+    numpy.testing.assert_allclose(made("clip", FOUR, radius=2.0), clipped, atol=1e-6)
     numpy.testing.assert_allclose(made("arc", FOUR, byzantine=1), [*FOUR[:3], [3.162278, 3.162278]], atol=1e-6)
     numpy.testing.assert_allclose(made("arc", NINE, byzantine=1)[2], [4.410040, 5.040046, 5.670052], atol=1e-6)
 
@@ -103,10 +100,9 @@ def test_a_chain_nests_and_random_order_is_of_the_round() -> None:
     updates, at = vectors([[float(k**2), k % 3] for k in range(9)])
     inner = partial("bucketing", "coordinate_median", {}, size=2)
     chain = functools.partial(after, pre=functools.partial(PREAGGREGATORS["nnm"], byzantine=3), aggregator=inner)
-    found = [
-        mix(updates, chain(updates, r), at.broadcast, at.problem.model)["w"] for r in (at, at, replace(at, round=2))
-    ]
-    assert torch.equal(found[0], found[1]) and not torch.equal(found[0], found[2])
+    rounds = (at, at, replace(at, round=2))
+    one, again, other = (mix(updates, chain(updates, r), at.broadcast, at.problem.model)["w"] for r in rounds)
+    assert torch.equal(one, again) and not torch.equal(one, other)
 
 
 def test_a_chain_makes_what_its_steps_make_in_turn() -> None:
@@ -151,10 +147,8 @@ def test_a_bucket_is_no_client(name: str) -> None:
     at = vectors([[1.0, 1.0]] * 6)[1]
     with pytest.raises(ValueError, match="treats clients by their numbers"):
         call.bound(updates, at)
-    square = calls.check(
-        "Aggregator", {"name": "after", "pre": {"name": "clip", "radius": 1}, "aggregator": inner(name)}
-    )
-    assert not list(facts.reasons(square, cell))
+    square = {"name": "after", "pre": {"name": "clip", "radius": 1}, "aggregator": inner(name)}
+    assert not list(facts.reasons(calls.check("Aggregator", square), cell))
 
 
 def inner(name: str) -> Any:

@@ -148,10 +148,8 @@ def test_what_is_not_tested_counts_with_one(line: tuple[Family, Plan]) -> None:
     assert reason(**{b: {}}) == "not all clients are measured yet"
     assert reason(**{a: dict.fromkeys(range(11), 1.0)}) == "the sides have other clients"
     assert reason(**{a: dict.fromkeys(range(12), 0.5)}) == "identified_first is no yes or no"
-    other = [
-        dataclasses.replace(cell, spec={**cell.spec, "algorithm": {**cell.spec["algorithm"], "rounds": 4}})
-        if cell.id == a else cell for cell in plan.cells
-    ]  # fmt: skip
+    longer = {cell.id: {**cell.spec, "algorithm": {**cell.spec["algorithm"], "rounds": 4}} for cell in plan.cells}
+    other = [dataclasses.replace(cell, spec=longer[a]) if cell.id == a else cell for cell in plan.cells]
     found = contrasts.family_of_clients(tests, dataclasses.replace(plan, cells=other), answers_of(plan))[5]
     assert "rounds" in found.why or found.why == "the sides have other clients"
 
@@ -205,9 +203,5 @@ def test_so_few_clients_never_show_that_it_holds(line: tuple[Family, Plan]) -> N
 
 def test_verdicts_are_printed_in_words() -> None:
     column = Column("verdict", Source.parse("train:verdict"), "verdict", "none", "plain", 2)
-    assert [number_format.number(value, column) for value in (1.0, 0.0, -1.0, 0.5)] == [
-        "leaks",
-        "open",
-        "holds",
-        "0.50",
-    ]
+    said = [number_format.number(value, column) for value in (1.0, 0.0, -1.0, 0.5)]
+    assert said == ["leaks", "open", "holds", "0.50"]
