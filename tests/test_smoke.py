@@ -93,9 +93,8 @@ def chosen() -> dict[str, list[Cell]]:
     left = frozenset().union(*(attacks(one) for _, cell in taken for one in cell.evaluations))
     left -= AT_NIGHT.union(*(attacks(one) for few in kept.values() for one in few))
     offers = [(name, replace(cell, evaluations=(one,))) for name, cell in taken for one in cell.evaluations]
-    for _, cell in sorted(
-        offers, key=lambda offer: passes(offer[1], smoke(offer[0])) * (parameters(offer[1].spec) or 1e6)
-    ):
+    offers.sort(key=lambda offer: passes(offer[1], smoke(offer[0])) * (parameters(offer[1].spec) or 1e6))
+    for _, cell in offers:
         (one,) = cell.evaluations
         if attacks(one) & left:
             kept[cell.id].append(one)
@@ -117,19 +116,12 @@ def run(name: str, tmp_path: Path, only: list[Cell] | None = None) -> None:
     machine = Machine(db=str(tmp_path / "r.db"), files=str(tmp_path / "files"), data=str(tmp_path / "data"))
     suite, plan = files.load(name), smoke(name)
     every = jobs_of(plan)
-    asked = {cell.id: list(cell.evaluations) for cell in plan.unique() if only is None} | {
-        cell.id: list(cell.evaluations) for cell in only or []
-    }
+    asked = {cell.id: list(cell.evaluations) for cell in (plan.unique() if only is None else only)}
     first = {trained_by(job.spec) for job in every if job.cell in asked}
-    jobs = [
-        replace(
-            job,
-            evaluations=asked.get(job.cell, job.evaluations[:1]),
-            spec=job.spec if only is None else fewer(job.spec),
-        )
-        for job in every
-        if job.cell in asked or job.cell in first
-    ]
+    jobs = []
+    for job in (job for job in every if job.cell in asked or job.cell in first):
+        spec = job.spec if only is None else fewer(job.spec)
+        jobs.append(replace(job, evaluations=asked.get(job.cell, job.evaluations[:1]), spec=spec))
     rounds = max(cell.spec["algorithm"]["rounds"] for cell in plan.cells)
     beyond = {  # tables that only have columns of later rounds than smoke reaches
         table.id: all(int(SOURCE.match(source)["round"] or 0) > rounds for source in table.values.values())
