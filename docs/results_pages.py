@@ -60,6 +60,7 @@ ROWS = {  # the first words of a suite's name -> the file of its rows, and the p
     "fat-personal": ("fat-personal-five", "five"),
     "fat-variance": ("fat-variance-fmnist25", "fmnist25"),
     "fat-byzantine": ("fat-byzantine-cpu", "cpu"),
+    "fat-maps": ("fat-maps-jpeg-cpu", "jpeg-cpu"),
     "fedaux-imagenet": ("fedaux-imagenet-jpeg75-cpu", "cpu"),
     "fedvkd-robust": ("fedvkd-robust-cpu", "cpu"),
     "fedvkd": ("fedvkd-cifar10-jpeg75-p02-cpu", "cpu"),
@@ -225,11 +226,12 @@ class Pages:
             leak=self.leak, leaks=self.leaks, kept=self.kept, constants=self.constants,
             exploratory=self.exploratory, pilot=self.pilot, seeds_needed=leads.seeds_needed,
             spread_interval=statistics.spread_interval, share_between=self.share_between, gaps=self.gaps,
-            audit=audit.of_papers, papers=papers.all_papers, audited=self.audited, below=self.below,
+            curve=self.curve, audit=audit.of_papers, papers=papers.all_papers, audited=self.audited, below=self.below,
             differences=self.differences, stdev=stdev,
             table=audit.table, overview=audit.overview, shared=audit.shared, seeds_answer=self.seeds_answer,
             bench=json.loads((RESULTS / "bench" / "bench-cpu.json").read_text(encoding="utf-8")), number=number,
             busy=json.loads((RESULTS / "bench" / "busy" / "bench-cpu.json").read_text(encoding="utf-8")),
+            byzfl=json.loads((RESULTS / "bench" / "byzfl.json").read_text(encoding="utf-8")),
             own_edge=json.loads((RESULTS / "bench" / "own-edge.json").read_text(encoding="utf-8")),
             wilson=wilson,
         )  # fmt: skip
@@ -286,10 +288,14 @@ class Pages:
     def _values(self, name: str, table: str) -> dict[tuple[str, ...], dict[str, Entry]]:
         (grid,) = fatbench.table(name, table, published=False, **self._asked(name)).grids
         headings = [column.heading for column in grid.columns]
-        return {tuple(row.key.values()): dict(zip(headings, row.values[0], strict=True)) for row in grid.rows}
+        return {
+            (*row.key.values(), *group.key.values()): dict(zip(headings, of_group, strict=True))
+            for row in grid.rows
+            for group, of_group in zip(grid.groups, row.values, strict=True)
+        }
 
     def values(self, name: str, table: str) -> dict[tuple[str, ...], dict[str, float | None]]:
-        """The labels of a row -> heading -> its mean, in a table of the suite; fractions as such."""
+        """The labels of a row and of a group of columns -> heading -> its mean, in a table of the suite; fractions."""
         rows = self._values(name, table)
         return {labels: {heading: value.mean for heading, value in row.items()} for labels, row in rows.items()}
 
@@ -367,6 +373,11 @@ class Pages:
         numbers = self._numbers(name, "monitor", where=f"method in ['{method}', '{other}']")
         means = numbers.groupby(["method", "round"])["value"].mean()
         return [shown(float(100 * (means[method, round] - means[other, round]))) for round in rounds]
+
+    def curve(self, name: str, where: str) -> list[str]:
+        """The monitored accuracy of one cell after each monitored round, in per cent."""
+        numbers = self._numbers(name, "monitor", where=where).sort_values("round")
+        return [shown(100 * value) for value in numbers["value"]]
 
     def share_between(self, name: str, where: str, axis: str, metric: str) -> dict[str, str]:
         """Which part of an accuracy's variance over runs lies between the labels of an axis, with its 95 % interval, in
