@@ -104,7 +104,8 @@ def optimal_ipm(updates: Tensor, others: Tensor, aggregate: Aggregate, *, search
 def optimal_alie(updates: Tensor, others: Tensor, aggregate: Aggregate, *, search: Search = "grid") -> Tensor:
     """ALIE with the factor that moves the aggregate farthest: the honest mean minus t deviations, t of either sign.
 
-    search: as in `optimal_ipm`, of both signs; ByzFL's looks at t >= 0 alone and adds the deviations.
+    search: as in `optimal_ipm`, of both signs; ByzFL's looks at t >= 0 alone and adds the deviations, in its
+    distributed SGD to gradients, here to updates, which go the other way.
 
     Source: Baruch et al. 2019 (ALIE); the search in each round is ByzFL's idea.
 
