@@ -41,7 +41,7 @@ from fatbench.report.tables.sheet import Entry
 from fatbench.store import jsonl
 from fatbench.store.stage_names import parsed
 from fatbench.store.stages import Store
-from fatbench.suite import threats
+from fatbench.suite import threats, trees, tuning
 from fatbench.suite.cells import Plan
 from fatbench.suite.declared_contrasts import Contrast
 from fatbench.suite.files import Suite
@@ -58,6 +58,7 @@ ROWS = {  # the first words of a suite's name -> the file of its rows, and the p
     "fat-baselines": ("fat-baselines-cpu", "cpu"),
     "fat-bounds": ("fat-bounds-fmnist25", "fmnist25"),
     "fat-personal": ("fat-personal-five", "five"),
+    "fat-tuned": ("fat-tuned-cpu", "cpu"),
     "fat-variance": ("fat-variance-fmnist25", "fmnist25"),
     "fat-byzantine": ("fat-byzantine-cpu", "cpu"),
     "fat-maps": ("fat-maps-jpeg-cpu", "jpeg-cpu"),
@@ -65,6 +66,7 @@ ROWS = {  # the first words of a suite's name -> the file of its rows, and the p
     "fedvkd-robust": ("fedvkd-robust-cpu", "cpu"),
     "fedvkd": ("fedvkd-cifar10-jpeg75-p02-cpu", "cpu"),
     "privacy-imprint": ("privacy-imprint-cpu", "cpu"),
+    "privacy-line": ("privacy-line-cpu", "cpu"),
     "privacy-robust": ("privacy-robust-cpu", "cpu"),
     "privacy-updates": ("privacy-updates-cpu", "cpu"),
     "sfat-fashion": ("sfat-fashion-cpu", "cpu"),
@@ -233,7 +235,7 @@ class Pages:
             busy=json.loads((RESULTS / "bench" / "busy" / "bench-cpu.json").read_text(encoding="utf-8")),
             byzfl=json.loads((RESULTS / "bench" / "byzfl.json").read_text(encoding="utf-8")),
             own_edge=json.loads((RESULTS / "bench" / "own-edge.json").read_text(encoding="utf-8")),
-            wilson=wilson,
+            wilson=wilson, trials=self.trials, seeds_apart=self.seeds_apart,
         )  # fmt: skip
 
     def page(self, name: str) -> str:
@@ -298,6 +300,24 @@ class Pages:
         """The labels of a row and of a group of columns -> heading -> its mean, in a table of the suite; fractions."""
         rows = self._values(name, table)
         return {labels: {heading: value.mean for heading, value in row.items()} for labels, row in rows.items()}
+
+    def trials(self, name: str) -> str:
+        """What each row of a tuned suite tried, accuracies of validation images in per cent; bold: what it chose."""
+        suite, plan, _ = self._plan(name)
+        rows = trees.read(tuning.tuned_file(suite.name, plan.preset, suite.file.parent))[0]["rows"]
+        lines = [
+            [*row["when"].values(), *(f"**{shown(100 * value)}**" if trial == row["trial"] else shown(100 * value)
+                                      for trial, value in row["accuracy"].items())]
+            for row in rows
+        ]  # fmt: skip
+        return tabulate(lines, [*rows[0]["when"], *rows[0]["accuracy"]], tablefmt="github", disable_numparse=True)
+
+    def seeds_apart(self, name: str, metric: str) -> str:
+        """How far the largest and the smallest seed of a row are apart, the mean over rows, in points."""
+        numbers = self._numbers(name, metric)
+        last = numbers.loc[numbers.groupby("cell", sort=False)["round"].idxmax()]
+        by_row = last.groupby([*self._plan(name)[1].cells[0].key])["value"]
+        return shown(100 * float((by_row.max() - by_row.min()).mean()))
 
     def share(self, name: str, table: str, row: str, heading: str) -> str:
         """A share of the way between two rows, in per cent, with its 95 % interval: "64 % (53 to 75)"."""

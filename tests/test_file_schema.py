@@ -42,7 +42,9 @@ def marked(text: str) -> set[str]:
 
 
 def test_every_suite_of_ours_is_taken() -> None:
-    found = {file.name: marked(file.read_text(encoding="utf-8")) for file in SUITES.glob("*.yaml")}
+    found = {
+        file.name: marked(file.read_text(encoding="utf-8")) for file in SUITES.glob("*.yaml") if "." not in file.stem
+    }
     assert len(found) > 50 and {name: places for name, places in found.items() if places} == {}
 
 

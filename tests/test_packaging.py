@@ -94,7 +94,7 @@ def run_installed(installed: Path, folder: Path, *arguments: str, code: int = 0)
 def test_installed_copy_finds_its_own_suites(installed: Path, tmp_path: Path) -> None:
     code = "import fatbench.suite.files as s; print(*(f'{n}\\t{f}' for n, f in s.available().items()), sep='\\n')"
     found = dict(line.split("\t") for line in run_installed(installed, tmp_path, "-c", code).splitlines())
-    assert sorted(found) == sorted(path.stem for path in (ROOT / "suites").glob("*.yaml"))
+    assert sorted(found) == sorted(path.stem for path in (ROOT / "suites").glob("*.yaml") if "." not in path.stem)
     assert {Path(file).parent for file in found.values()} == {installed / "fatbench" / "suites"}
 
 

@@ -35,7 +35,7 @@ from fatbench.suite.types import parse_seeds
 ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "suites"
 GOLDEN = Path(__file__).parent / "golden" / "suite_ids.json"
-NAMES = sorted(file.stem for file in FOLDER.glob("*.yaml"))
+NAMES = sorted(file.stem for file in FOLDER.glob("*.yaml") if "." not in file.stem)
 PRESETS = ("paper", "quick", "smoke")
 OFTEN = ["paper", pytest.param("quick", marks=pytest.mark.nightly), "smoke"]
 # A suite of each paper and of each kind of our own; the others extend them.
