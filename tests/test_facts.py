@@ -124,6 +124,8 @@ CASES = [
     ],
     ({"partition": {"name": "shah", "clients": 4, "skew": 40}}, "partition", "skew: (clients - 1) * skew must be below "
         "100, got (4 - 1) * 40"),
+    ({"partition": {"name": "similarity", "clients": 3, "similarity": 0.5, "outsiders": 3}}, "partition",
+        "outsiders: 3 of 3 clients: at least one is none"),
     ({"partition": {"name": "group_skew", "clients": 3, "groups": 4, "p": 0.5}}, "partition",
         "groups: 4 groups of 10 classes and 3 clients: at least one each"),
     ({"partition": {"name": "classes_per_client", "clients": 4, "classes": 11}}, "partition", "classes: 11 of 10 clas"),
