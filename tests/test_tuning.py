@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -129,6 +130,19 @@ def test_check_reads_the_trials_too(tmp_path: Path, run: Callable[..., Any], old
     (tmp_path / "tuned.yaml").write_text(SUITE.replace(old, new))
     code, _, said = run("check", str(tmp_path / "tuned.yaml"))
     assert code == 2 and problem in said
+
+
+def test_check_reads_a_file_of_choices_with_its_suite(tmp_path: Path, run: Callable[..., Any]) -> None:
+    """The committed choices are those of today's trials; with those of other trials the suite is not planned."""
+    suite = files.locate("fat-tuned")
+    choices = tuning.tuned_file("fat-tuned", "cpu", suite.parent)
+    assert run("check", str(choices))[0] == 0
+    (tmp_path / "common").mkdir()
+    for file in (suite, suite.parent / "common" / "fat-skew.yaml"):
+        (tmp_path / file.relative_to(suite.parent)).write_text(file.read_text())
+    (tmp_path / choices.name).write_text(re.sub("(?m)^trials: .", "trials: -", choices.read_text()))
+    code, _, err = run("check", str(tmp_path / choices.name))
+    assert code == 2 and f"{choices.name}: chosen from cells with other settings" in err
 
 
 def test_a_trial_trains_without_the_clients_that_never_train(tmp_path: Path) -> None:

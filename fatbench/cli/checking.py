@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -102,7 +103,8 @@ def _suites(names: list[str], format: str, result: dict[str, Any]) -> int:
     rows: list[dict[str, Any]] = []
     for name in names:
         try:
-            suite = load(name)
+            # a file of choices is read with its suite
+            suite = load(re.sub(r"\.[^./]+\.tuned\.yaml$", ".yaml", name))
             plans = [suite.plan(preset) for preset in suite.presets()]
             for plan in plans:
                 report.check(suite, plan)
