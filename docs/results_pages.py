@@ -66,7 +66,6 @@ ROWS = {  # the first words of a suite's name -> the file of its rows, and the p
     "fedvkd-robust": ("fedvkd-robust-cpu", "cpu"),
     "fedvkd": ("fedvkd-cifar10-jpeg75-p02-cpu", "cpu"),
     "privacy-imprint": ("privacy-imprint-cpu", "cpu"),
-    "privacy-line": ("privacy-line-cpu", "cpu"),
     "privacy-robust": ("privacy-robust-cpu", "cpu"),
     "privacy-updates": ("privacy-updates-cpu", "cpu"),
     "sfat-fashion": ("sfat-fashion-cpu", "cpu"),
@@ -235,7 +234,7 @@ class Pages:
             busy=json.loads((RESULTS / "bench" / "busy" / "bench-cpu.json").read_text(encoding="utf-8")),
             byzfl=json.loads((RESULTS / "bench" / "byzfl.json").read_text(encoding="utf-8")),
             own_edge=json.loads((RESULTS / "bench" / "own-edge.json").read_text(encoding="utf-8")),
-            wilson=wilson, trials=self.trials, seeds_apart=self.seeds_apart,
+            wilson=wilson, columns_apart=self.columns_apart, trials=self.trials, seeds_apart=self.seeds_apart,
         )  # fmt: skip
 
     def page(self, name: str) -> str:
@@ -300,6 +299,12 @@ class Pages:
         """The labels of a row and of a group of columns -> heading -> its mean, in a table of the suite; fractions."""
         rows = self._values(name, table)
         return {labels: {heading: value.mean for heading, value in row.items()} for labels, row in rows.items()}
+
+    def columns_apart(self, name: str, table: str, a: str, b: str) -> list[float]:
+        """How much the column `a` of a table is above `b`, in points, for each row and group of columns."""
+        rows = pandas.DataFrame(self.values(name, table).values())
+        assert rows[[a, b]].notna().all(axis=None), f"{name}, {table}: not all is measured"
+        return [*(100 * (rows[a] - rows[b]))]
 
     def trials(self, name: str) -> str:
         """What each row of a tuned suite tried, accuracies of validation images in per cent; bold: what it chose."""

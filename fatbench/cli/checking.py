@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -98,13 +97,12 @@ def _suites(names: list[str], format: str, result: dict[str, Any]) -> int:
     from fatbench import report
     from fatbench.runner.versions import explain
     from fatbench.suite.files import load
-    from fatbench.suite.tuning import demand_validation
+    from fatbench.suite.tuning import demand_validation, suite_of
 
     rows: list[dict[str, Any]] = []
     for name in names:
         try:
-            # a file of choices is read with its suite
-            suite = load(re.sub(r"\.[^./]+\.tuned\.yaml$", ".yaml", name))
+            suite = load(suite_of(name))
             plans = [suite.plan(preset) for preset in suite.presets()]
             for plan in plans:
                 report.check(suite, plan)

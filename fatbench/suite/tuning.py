@@ -178,6 +178,11 @@ def tuned_file(suite: str, preset: str, folder: Path) -> Path:
     return folder / name if (folder / name).is_file() else Path(name)
 
 
+def suite_of(file: str) -> str:
+    """The file of the suite whose choices a file holds, beside it; any other name is itself."""
+    return f"{file.removesuffix(ENDING).rpartition('.')[0]}.yaml" if file.endswith(ENDING) else file
+
+
 def overrides(tune: Tune, tuned: Tree, cells: Sequence[Cell], file: Path, remedy: str) -> list[Override]:
     """The choices of a file as overrides. SpecError: they were made from other trials than those of the suite."""
     if tuned.get("trials") != trials_digest(cells):

@@ -19,8 +19,9 @@ images in a new order in each epoch; the last batch of one may have fewer.
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -56,12 +57,15 @@ def dsgd(
     a malicious client remembers is what it sent. Of a client, others see its batch alone, also its counts of classes.
     """
     names = trainable(problem.model)
+    # a client's epoch is drawn once, not in each of its steps
+    batches_of = functools.lru_cache(maxsize=len(problem.shards))(functools.partial(epoch_batches, problem))
     local = LocalTraining(batch=batch, lr=lr * (1 - momentum), objective=objective)
     for t in range(state.round, rounds):
         theta, memory, clients, spent = state.model, state.server.get("aggregator", {}), dict(state.clients), Cost()
         for step in range(t * steps, (t + 1) * steps):
             sent_model = theta
-            cut = replace(problem, shards=[_batch(problem, k, step, batch) for k in range(len(problem.shards))])
+            batches = [_batch(shard, k, step, batch, batches_of) for k, shard in enumerate(problem.shards)]
+            cut = replace(problem, shards=batches)
             cohort = draw_cohort(cut, step, 1.0)
             context = Context(step, rounds * steps, cut, theta, memory, lr)
             updates = train_cohort(
@@ -80,23 +84,24 @@ def dsgd(
         state = next_state
 
 
-def _batch(problem: Problem, k: int, step: int, batch: int) -> Tensor:
-    """Client k's batch of a step: indices (b,) into problem.images."""
-    shard = problem.shards[k]
+def _batch(shard: Tensor, k: int, step: int, batch: int, batches_of: Callable[..., Sequence[Tensor]]) -> Tensor:
+    """Client k's batch of a step: indices (b,) into problem.images. batches_of: (k, epoch, batch) -> an epoch's."""
     if not len(shard):
         return shard
     epoch, number = divmod(step, -(-len(shard) // batch))
-    return epoch_batches(problem, k, epoch, batch)[number]
+    return batches_of(k, epoch, batch)[number]
 
 
 def _shifts(
     clients: Mapping[int, Memory], cohort: Sequence[int], theta: Tensors, names: Sequence[str], momentum: float
 ) -> dict[int, Tensors]:
     """beta / (1 - beta) m_k by client, which is added to its gradient; empty in the first step."""
+    if not (clients and momentum):
+        return {}
     zero = {name: torch.zeros_like(theta[name]) for name in names}
     kept = {k: clients.get(k, {}).get("momentum", zero) for k in cohort}
     factor = momentum / (1 - momentum)
-    return {k: {name: factor * m[name] for name in names} for k, m in kept.items()} if clients and momentum else {}
+    return {k: {name: factor * m[name] for name in names} for k, m in kept.items()}
 
 
 def _gradient(theta: Tensors, sent: Tensors, lr: float, names: Sequence[str]) -> Tensors:
