@@ -29,7 +29,7 @@ from tabulate import tabulate
 import fatbench
 from benchmarks.table import number
 from fatbench import api, packed
-from fatbench.methods.intervals import wilson
+from fatbench.methods import intervals
 from fatbench.report import audit, contrasts, sentences
 from fatbench.report.audit import leads, measured, papers, questions
 from fatbench.report.audit.read_tables import Known
@@ -65,6 +65,7 @@ ROWS = {  # the first words of a suite's name -> the file of its rows, and the p
     "fedaux-imagenet": ("fedaux-imagenet-jpeg75-cpu", "cpu"),
     "fedvkd-robust": ("fedvkd-robust-cpu", "cpu"),
     "fedvkd": ("fedvkd-cifar10-jpeg75-p02-cpu", "cpu"),
+    "privacy-members": ("privacy-members-cpu", "cpu"),
     "privacy-imprint": ("privacy-imprint-cpu", "cpu"),
     "privacy-robust": ("privacy-robust-cpu", "cpu"),
     "privacy-updates": ("privacy-updates-cpu", "cpu"),
@@ -76,6 +77,7 @@ ROWS = {  # the first words of a suite's name -> the file of its rows, and the p
 HEADINGS = {"natural": "natural", "fgsm": "FGSM", "pgd7": "PGD-7", "pgd20": "PGD-20", "cw": "CW",
             "autoattack": "AutoAttack", "prior_worst:pgd20": "PGD-20, worst client",
             "pgd20, exact": "PGD-20; linear: exact",
+            **{f"train:member_{score}_tpr": f"`{score}`" for score in ("others", "loss", "adversarial")},
             "own_pgd20": "PGD-20, own images", "own_autoattack": "AutoAttack, own images",
             "worst:own_pgd20": "own, worst client",
             "worst:own_pgd20, if all were equal": "worst, if all were equal"}  # fmt: skip
@@ -234,7 +236,8 @@ class Pages:
             busy=json.loads((RESULTS / "bench" / "busy" / "bench-cpu.json").read_text(encoding="utf-8")),
             byzfl=json.loads((RESULTS / "bench" / "byzfl.json").read_text(encoding="utf-8")),
             own_edge=json.loads((RESULTS / "bench" / "own-edge.json").read_text(encoding="utf-8")),
-            wilson=wilson, columns_apart=self.columns_apart, trials=self.trials, seeds_apart=self.seeds_apart,
+            wilson=intervals.wilson, columns_apart=self.columns_apart, trials=self.trials,
+            yes=self.yes, seeds_apart=self.seeds_apart,
         )  # fmt: skip
 
     def page(self, name: str) -> str:
@@ -403,6 +406,11 @@ class Pages:
         """The monitored accuracy of one cell after each monitored round, in per cent."""
         numbers = self._numbers(name, "monitor", where=where).sort_values("round")
         return [shown(100 * value) for value in numbers["value"]]
+
+    def yes(self, name: str, metric: str, where: str) -> str:
+        """In how many cells a yes or no that training logs is yes after the last round: "9 of 9"."""
+        answers = self._numbers(name, metric, where=where).sort_values("round").groupby("cell")["value"].last()
+        return f"{int(answers.sum())} of {len(answers)}"
 
     def share_between(self, name: str, where: str, axis: str, metric: str) -> dict[str, str]:
         """Which part of an accuracy's variance over runs lies between the labels of an axis, with its 95 % interval, in
