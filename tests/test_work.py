@@ -75,7 +75,7 @@ def counted(spec: Spec, root: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Co
 
     model = ready.problem.model
     x = pixels(ready.problem, ready.problem.images[:2])
-    inverted = spec["algorithm"]["name"] == "gradient_inversion"
+    inverted = spec["algorithm"]["name"] == "gradient_inversion" or spec["diagnostic"] is not None
     if spec["algorithm"]["name"] in ("fedvkd", "fedgkt"):
         parts = [model.get_submodule("extractor"), model.get_submodule("server")]
         hooked = [leaves(parts[0], x)[0], leaves(parts[1], parts[0].eval()(x))[0]]
@@ -161,3 +161,31 @@ def test_plan_and_log_are_what_is_counted(
     for what, planned in (("steps", plan.gradient_steps), ("forward", plan.forward), ("backward", plan.backward)):
         assert log[what] == pytest.approx(real[what], rel=0.01, abs=1), f"log, {what}"  # one image is tried first
         assert planned == pytest.approx(real[what], rel=0.05, abs=1), f"plan, {what}"  # clients of average size
+
+
+@pytest.mark.parametrize(
+    ("suite", "algorithm"),
+    [
+        ("privacy-protocols", "fedsgd"),
+        ("privacy-protocols", "fedavg"),
+        ("privacy-protocols", "fedgkt"),
+        ("privacy-members", "fedavg"),
+        ("fedvkd-cifar10", "fedvkd"),
+        ("fedvkd-cifar10", "fedavg"),
+    ],
+)
+def test_the_plan_counts_what_a_diagnostic_adds(
+    suite: str, algorithm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    specs = [cell.spec for cell in files.load(suite).plan("smoke").cells]
+    with_it = [spec for spec in specs if spec["algorithm"]["name"] == algorithm and spec["diagnostic"]][-1]
+    without = {**with_it, "diagnostic": None, "diagnostic_every": None}
+    seen, planned = [], []
+    for spec in (with_it, without):
+        real, _ = counted(spec, tmp_path, monkeypatch)
+        work = cost.training(spec)
+        assert work is not None
+        seen.append((real["forward"], real["backward"]))
+        planned.append((work.forward, work.backward))
+    added = [tuple(a - b for a, b in zip(*of, strict=True)) for of in (seen, planned)]
+    assert added[0][0] > 0 and added[1] == pytest.approx(added[0], rel=0.05)

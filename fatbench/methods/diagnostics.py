@@ -23,16 +23,22 @@ from fatbench.engine.local import load, pixels, precision_context
 from fatbench.engine.outcomes import is_correct
 from fatbench.engine.rounds import Metrics, Problem, Round
 from fatbench.methods.adversaries import class_of_the_data, square_inside_the_image, with_square
-from fatbench.methods.exposure import attackers_of_what_is_sent, candidates_of_the_data, exposure
+from fatbench.methods.exposure import attackers_of_what_is_sent, candidates_of_the_data, exposure, passes_of_exposure
 from fatbench.methods.inversions import image_measures
-from fatbench.methods.inversions.decoder import feature_inversion
-from fatbench.methods.inversions.matching import matching
+from fatbench.methods.inversions.decoder import feature_inversion, passes_of_decoder
+from fatbench.methods.inversions.matching import every_step, matching
 from fatbench.methods.inversions.upload import Observation, gradients
-from fatbench.methods.membership import calibration_for_the_rate, enough_outsiders, membership, models_and_others
+from fatbench.methods.membership import (
+    calibration_for_the_rate,
+    enough_outsiders,
+    membership,
+    models_and_others,
+    passes_of_membership,
+)
 from fatbench.methods.svcca import activations
 from fatbench.methods.svcca import svcca as correlation
 from fatbench.methods.threat_models import of_exposure
-from fatbench.suite.entry import Entry, PrivacyEntry
+from fatbench.suite.entry import Entry, Passes, PrivacyEntry
 from fatbench.suite.facts import Facts
 from fatbench.suite.types import Blocks, Count, Fraction, Natural, Pairs
 
@@ -187,6 +193,13 @@ def leakage(
     return metrics
 
 
+def passes_of_leakage(cell: Facts, *, target_clients: int, steps: int) -> Passes:
+    """Of features two decoders, else the gradients of single images and `matching`."""
+    if "edge" in cell.algorithm.parts:
+        return 2 * passes_of_decoder(steps)
+    return min(target_clients, cell.client_images) * (every_step(1, steps=steps) + 1)
+
+
 def window_of_ssim(cell: Facts) -> str | None:
     if cell.side < 11:
         return f"reconstructions are compared by SSIM with a window of 11 x 11, images are {cell.side} x {cell.side}"
@@ -294,6 +307,7 @@ DIAGNOSTICS: dict[str, Callable[..., Any]] = {
     ),
     "leakage": PrivacyEntry(
         leakage,
+        passes=passes_of_leakage,
         threat="bound",
         labels=True,
         refuse=(window_of_ssim,),
@@ -303,6 +317,7 @@ DIAGNOSTICS: dict[str, Callable[..., Any]] = {
     ),
     "exposure": PrivacyEntry(
         exposure,
+        passes=passes_of_exposure,
         threat=of_exposure,
         refuse=(attackers_of_what_is_sent, candidates_of_the_data),
         fractions=tuple(f"exposed_{name}{end}" for name in EXPOSED for end in ("", "_low", "_high", "_chance")),
@@ -311,6 +326,7 @@ DIAGNOSTICS: dict[str, Callable[..., Any]] = {
     ),
     "membership": PrivacyEntry(
         membership,
+        passes=passes_of_membership,
         threat="A",
         refuse=(calibration_for_the_rate, models_and_others, enough_outsiders),
         fractions=tuple(f"member_{score}_{what}" for score in SCORES for what in RATES),

@@ -28,9 +28,10 @@ from fatbench.engine.rounds import Metrics, Problem, Round, Tensors, Update
 from fatbench.methods.intervals import student, wilson
 from fatbench.methods.inversions import image_measures
 from fatbench.methods.inversions.batch_statistics import layers_of
-from fatbench.methods.inversions.decoder import feature_inversion
+from fatbench.methods.inversions.decoder import feature_inversion, passes_of_decoder
 from fatbench.methods.inversions.labels import head_of, restored
 from fatbench.methods.inversions.upload import Observation
+from fatbench.suite.entry import Passes, passes
 from fatbench.suite.facts import Facts
 from fatbench.suite.types import Count, FeatureAttackers, Inversion, Local, Natural
 
@@ -202,6 +203,24 @@ def observation(
     )
     method = "ilrg" if local is not None or "gradient" in update.extra else "llg"
     return replace(seen, labels=restored(method, seen, model, count, shape, generator))
+
+
+def passes_of_exposure(
+    cell: Facts, *, attackers: str | None, inversion: Inversion | None, local: Local | None, clients: int, targets: int,
+    steps: int, server_client: int | None,
+) -> Passes:  # fmt: skip
+    """Of updates, the inversion of all images behind them; of features, passes through extractors."""
+    attacked = min(clients, cell.cohort - (server_client is not None))
+    behind = min(cell.algorithm.get("batch") or cell.client_images, cell.client_images)
+    spent = Passes()
+    if inversion is not None:
+        spent += attacked * behind * passes(inversion, 1, 1 if local is None else local.epochs)
+    for name in attackers.replace(" ", "").split(",") if attackers else ():
+        if name == "optimised":
+            spent += attacked * min(targets, behind) * steps * Passes(1, 1)
+        elif name != "component":
+            spent += (attacked if name == "known" else 1) * passes_of_decoder(steps)
+    return spent
 
 
 def attackers_of_what_is_sent(

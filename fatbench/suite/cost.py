@@ -85,18 +85,25 @@ def deploys(spec: Mapping[str, Any]) -> int:
 
 
 def monitoring(spec: Mapping[str, Any]) -> Work:
-    """The work of the monitor while a cell trains."""
+    """The work of the monitor, and of the diagnostic beside it, while a cell trains."""
     if spec.get("monitor") is None:
         return Work()
     data = facts.of_data(spec["data"])
-    monitored_rounds = math.ceil(spec["algorithm"]["rounds"] / (spec.get("monitor_every") or 1))
+    rounds, every = int(spec["algorithm"]["rounds"]), int(spec.get("monitor_every") or 1)
+    monitored_rounds = math.ceil(rounds / every)
     sets = (spec.get("test") or data.test or 0, spec.get("validation"))  # imported cells may lack what has a default
     monitored_images = sum(min(n, spec.get("monitor_n") or n) for n in sets if n)
     monitor_passes = attack_passes(spec["monitor"])
     dealt = (facts.training_images(spec) or 0) - (spec.get("validation") or 0)
     held_out = float(number(spec.get("client_holdout") or 0)) * dealt
     images = monitored_rounds * monitored_images * models_watched(spec) + monitored_rounds * held_out
-    return Work(forward=images * (monitor_passes.forward + 2), backward=images * monitor_passes.backward)
+    work = Work(forward=images * (monitor_passes.forward + 2), backward=images * monitor_passes.backward)
+    if spec.get("diagnostic") is None:
+        return work
+    beside = int(spec.get("diagnostic_every") or 1)
+    diagnosed = sum(count == rounds or count % every == count % beside == 0 for count in range(1, rounds + 1))
+    added = diagnosed * passes(call("Diagnostic", spec["diagnostic"]).bound, facts.Facts(spec))
+    return work + Work(forward=added.forward, backward=added.backward)
 
 
 def models_watched(spec: Mapping[str, Any]) -> float:

@@ -13,6 +13,9 @@ from torch.nn import functional as F
 
 from fatbench.engine.optimizers import Descent, Moments, step
 from fatbench.engine.randomness import forked
+from fatbench.suite.entry import Passes
+
+BATCH = 64  # images in a step of the decoder
 
 
 def feature_inversion(
@@ -22,7 +25,7 @@ def feature_inversion(
     generator: Generator,
     *,
     steps: int = 2000,
-    batch: int = 64,
+    batch: int = BATCH,
     lr: float = 0.001,
     width: int = 64,
 ) -> Tensor:
@@ -61,6 +64,11 @@ def feature_inversion(
     extractor.train(training)
     with torch.no_grad():
         return torch.cat([network(chunk).clamp(0, 1) for chunk in features.float().split(batch)])
+
+
+def passes_of_decoder(steps: int) -> Passes:
+    """Through the extractor, of the images in all steps and of the one that tells the shape of features."""
+    return Passes(1 + BATCH * steps, 0)
 
 
 def decoder(channels: int, colours: int, doublings: int, width: int) -> nn.Module:
