@@ -42,7 +42,7 @@ from fatbench.store import jsonl
 from fatbench.store.stage_names import parsed
 from fatbench.store.stages import Store
 from fatbench.suite import threats, trees, tuning
-from fatbench.suite.cells import Plan
+from fatbench.suite.cells import Cell, Plan
 from fatbench.suite.declared_contrasts import Contrast
 from fatbench.suite.files import Suite
 
@@ -65,6 +65,7 @@ ROWS = {  # the first words of a suite's name -> the file of its rows, and the p
     "fedaux-imagenet": ("fedaux-imagenet-jpeg75-cpu", "cpu"),
     "fedvkd-robust": ("fedvkd-robust-cpu", "cpu"),
     "fedvkd": ("fedvkd-cifar10-jpeg75-p02-cpu", "cpu"),
+    "privacy-line": ("privacy-line-cpu", "cpu"),
     "privacy-members": ("privacy-members-cpu", "cpu"),
     "privacy-imprint": ("privacy-imprint-cpu", "cpu"),
     "privacy-robust": ("privacy-robust-cpu", "cpu"),
@@ -214,6 +215,21 @@ class Leak:
         self.chance = f"{100 * metrics['identification_chance']:.2g}"
 
 
+class Named:
+    """In how many clients an attack names the first image: "1 of 100 (0 to 5.4)", and the verdict at 5 %."""
+
+    def __init__(self, cell: Cell, metrics: Mapping[str, float], axes: Sequence[str]):
+        clients = cell.spec["algorithm"]["rounds"] * cell.spec["algorithm"]["target_clients"]
+        hits = round(clients * metrics["identified_first"])
+        low, self.high = (shown(100 * metrics[f"identified_first_exact_{end}"]) for end in ("low", "high"))
+        self.labels, self.threat = {axis: cell.key[axis] for axis in axes}, threats.of_cell(cell.spec)["threat"]
+        self.low, self.hits, self.verdict = low, f"{hits} of {clients}", intervals.verdict(hits, clients)
+        self.text, self.chance = (
+            f"{self.hits} ({low} to {self.high})",
+            f"{100 * metrics['identified_first_chance']:.2g}",
+        )
+
+
 class Pages:
     """What templates may ask of the committed rows. stores: file without its ending -> database."""
 
@@ -226,7 +242,8 @@ class Pages:
         self.templates.globals.update(
             tests=self.tests, accuracies=self.accuracies, values=self.values, share=self.share,
             one_seed=self.one_seed, shown=shown,
-            leak=self.leak, leaks=self.leaks, kept=self.kept, constants=self.constants,
+            leak=self.leak, leaks=self.leaks, verdicts=self.verdicts,
+            named_first=self.named_first, kept=self.kept, constants=self.constants,
             exploratory=self.exploratory, pilot=self.pilot, seeds_needed=leads.seeds_needed,
             spread_interval=statistics.spread_interval, share_between=self.share_between, gaps=self.gaps,
             curve=self.curve, audit=audit.of_papers, papers=papers.all_papers, audited=self.audited, below=self.below,
@@ -460,6 +477,22 @@ class Pages:
             named = f"{leak.named} ({leak.interval})"
             lines.append([sent, leak.attack, leak.threat, named, leak.chance, leak.recovered])
         heads = ["what is sent", "attack", "threat", "identified (95 %, in %)", "chance, %", "recovered, %"]
+        return tabulate(lines, heads, tablefmt="github", disable_numparse=True)
+
+    def named_first(self, name: str, where: str) -> dict[str, Named]:
+        """The measured attacks of a suite by their labels: clients whose first image is named."""
+        numbers = fatbench.results(name, stage=None, where=where, **self._asked(name))
+        by_cell = numbers.pivot_table(index="cell", columns="metric", values="value", aggfunc="last")
+        cells = [cell for cell in self._plan(name, None, where)[1].cells if cell.id in by_cell.index]
+        axes = [axis for axis in cells[0].key if len({cell.key[axis] for cell in self._plan(name)[1].cells}) > 1]
+        axes = [axis for axis in axes if axis not in where]
+        return {", ".join(cell.key[axis] for axis in axes): Named(cell, by_cell.loc[cell.id], axes) for cell in cells}
+
+    def verdicts(self, name: str, where: str) -> str:
+        """A table of the measured attacks with their verdicts."""
+        rows = self.named_first(name, where)
+        heads = [*next(iter(rows.values())).labels, "threat", "named (95 %, in %)", "chance, %", "verdict"]
+        lines = [[*row.labels.values(), row.threat, row.text, row.chance, row.verdict] for row in rows.values()]
         return tabulate(lines, heads, tablefmt="github", disable_numparse=True)
 
 

@@ -153,6 +153,25 @@ def test_mean_and_spread_over_seeds_round_by_round(drawn: Suite) -> None:
     assert len(weights.panels[0].lines) == 2
 
 
+def test_a_bar_of_one_seed_has_the_interval_that_training_logs(drawn: Suite) -> None:
+    logged = {
+        "natural": 0.5,
+        "natural_low": 0.2,
+        "natural_exact_low": 0.3,
+        "natural_exact_high": 0.9,
+        "natural_high": 1,
+    }
+    for seeds, interval in (("[1]", (0.3, 0.9)), ("[1, 2]", None)):
+        suite = written(("seeds: [1, 2]", f"seeds: {seeds}"))
+        plan = suite.plan()
+        fat = cell(plan, "skewed", "FAT", 1)
+        bars = plot_of(build(suite, plan, [row(fat, metric, 2, value) for metric, value in logged.items()]), "labels")
+        assert line(bars, "one", method="FAT").points[-1].interval == interval
+        segments = [one.get_segments() for one in axes_of(bars)[0].collections if hasattr(one, "get_segments")]
+        assert [segment[:, 1].tolist() for of_bar in segments for segment in of_bar] == ([[30, 90]] if interval else [])
+        assert any("whisker" in text for _, text in bars.notes) == bool(interval)
+
+
 def test_missing_seeds_and_numbers_that_are_none(drawn: Suite) -> None:
     """Seed 2 stopped after round 1, and one loss was not a number: each point says its seeds, and the note how many."""
     plan = drawn.plan()

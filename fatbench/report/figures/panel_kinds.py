@@ -121,6 +121,10 @@ def bars(panel: Panel, axes: Axes, name: Names, styles: Styles) -> None:
         if line.points:
             last_point = line.points[-1]
             whisker: dict[str, Any] = {} if last_point.std is None else {error: _display_value(line, last_point.std)}
+            if last_point.interval is not None:
+                low, high = last_point.interval
+                sides = (last_point.mean - low, high - last_point.mean)
+                whisker = {error: [[max(0.0, _display_value(line, side))] for side in sides]}
             (bar,) = bar_of(
                 position, _display_value(line, last_point.mean), width * 0.94, color=style.colour,
                 hatch=HATCHES[style.style], edgecolor="white", linewidth=0,

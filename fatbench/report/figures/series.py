@@ -54,6 +54,7 @@ class SeriesPoint:
     radius: str = ""  # of an evaluation, as the suite writes it: "8/255"
     swept: str = "eps"  # the setting whose value that is
     doubts: tuple[str, ...] = ()  # in words, with the seeds that they are about
+    interval: tuple[float, float] | None = None  # of one seed, as training logs it
 
 
 @dataclass(frozen=True)
@@ -166,7 +167,7 @@ def _plot(suite: Suite, plan: Plan, figure: Figure, numbers: Stored) -> Plot | N
     for i, (panel, line, of_line) in enumerate(wanted):
         for filled in _lines(line, rows.get(i, none)):
             published = None if lookup is None else _published(lookup, of_line[0], filled)
-            panel.lines.append(replace(filled, published=published))
+            panel.lines.append(replace(filled, published=published, points=_with_intervals(filled, numbers)))
     plot = Plot(suite.name, plan.preset, figure, label(plan), [*panels.values()], table_facts.Facts())
     if not all(own.intersection(line.cells) for line in plot.lines):
         for panel in plot.panels:
@@ -288,6 +289,17 @@ def _with_points(line: Line, numbers: DataFrame) -> Line:
     return replace(line, points=points)
 
 
+def _with_intervals(line: Line, stored: Stored) -> list[SeriesPoint]:
+    """The points of a line, those of one seed with the interval that training logs beside the number."""
+    series = stored.series[stored.series["cell"].isin(line.cells) & (stored.series["client"] == -1)]
+    for ends in line.source.ends if len(line.cells) == 1 else ():
+        limits = series[series["metric"].isin(ends)].pivot(index="round", columns="metric", values="value")
+        if {*ends} == {*limits.columns}:
+            intervals = dict(zip(limits.index, limits[[*ends]].itertuples(index=False, name=None), strict=True))
+            return [replace(point, interval=intervals.get(point.round)) for point in line.points]
+    return line.points
+
+
 def merge_plots(plots: Sequence[Plot]) -> list[Plot]:
     """Merge figures of one id and kind from several suites, panels side by side; equal labels get the suite's name."""
     by_id = grouped(((plot.figure.id, plot.figure.kind), plot) for plot in plots)
@@ -342,6 +354,8 @@ def _notes(
     spread_text = (SPREAD if has_spread else ONE_SEED)[figure.kind]
     if has_spread and figure.kind == "lines" and all(len(panel.lines) > BANDS for panel in plot.panels):
         spread_text = "line: mean over seeds"
+    if figure.kind == "bars" and any(point.interval for line in lines for point in line.points):
+        spread_text = f"{spread_text}; whisker: 95 % interval over clients or images"
     evaluated = any(line.source.stage not in ("train", "artifact") for line in lines)
     of_paper = figure.published if any(line.published for line in lines) else None
     of_round = any(line.source.checkpoint(stored.select) for line in lines)

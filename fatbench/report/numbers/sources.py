@@ -79,6 +79,12 @@ class Source:
         return replace(self, metric=f"{self.metric}_chance", client=-1)
 
     @property
+    def ends(self) -> list[tuple[str, str]]:
+        """The metrics of its interval, where training logs one: the exact one first."""
+        kinds = ("_exact", "") if self.stage == "train" and self.client == -1 else ()
+        return [(f"{self.metric}{kind}_low", f"{self.metric}{kind}_high") for kind in kinds]
+
+    @property
     def of_images(self) -> bool:
         """Whether a number is the mean of stored outcomes: of an evaluation over all clients."""
         return self.stage == "evaluation" and self.client == -1
