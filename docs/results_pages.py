@@ -65,6 +65,7 @@ ROWS = {  # the first words of a suite's name -> the file of its rows, and the p
     "fedaux-imagenet": ("fedaux-imagenet-jpeg75-cpu", "cpu"),
     "fedvkd-robust": ("fedvkd-robust-cpu", "cpu"),
     "fedvkd": ("fedvkd-cifar10-jpeg75-p02-cpu", "cpu"),
+    "privacy-protocols": ("privacy-protocols-cpu", "cpu"),
     "privacy-line": ("privacy-line-cpu", "cpu"),
     "privacy-members": ("privacy-members-cpu", "cpu"),
     "privacy-imprint": ("privacy-imprint-cpu", "cpu"),

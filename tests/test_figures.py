@@ -493,6 +493,12 @@ def test_lines_of_one_dimension_differ_in_colour_and_style(drawn: Suite, monkeyp
     assert axes[0].get_ylabel() == "weight"
 
 
+@pytest.mark.parametrize("palette", [styles.COLOURS, styles.MUTED])
+def test_a_colour_comes_again_with_another_marker(palette: tuple[str, ...]) -> None:
+    looks = [styles._style_at([position, 0], palette) for position in range(14)]
+    assert len({(look.colour, look.marker) for look in looks}) == 14
+
+
 # --- what rounds keep --------------------------------------------------------------------------------------------
 
 

@@ -62,10 +62,15 @@ def styles_of(plot: Plot, panels: Sequence[Panel]) -> tuple[Names, dict[str, Sty
         steps = [round(i * (len(labels) - 1) / (MANY - 1)) for i in range(MANY)]
         explained = labels if len(labels) <= 2 * MANY else [labels[step] for step in steps]
         return name, style_by_label, {label: style_by_label[label] for label in explained}
+    palette = COLOURS if not varying or len(varying[0][1]) <= len(COLOURS) else MUTED
     style_by_name = {
-        name(line): _style_at([labels.index(part(line)) for part, labels in varying] or [0]) for line in lines
+        name(line): _style_at([labels.index(part(line)) for part, labels in varying] or [0], palette) for line in lines
     }
-    looks = (lambda i: _style_at([i]), lambda i: Style(GREY, i % 7), lambda i: Style(GREY, 0, i % len(MARKERS)))
+    looks = (
+        lambda i: _style_at([i], palette),
+        lambda i: Style(GREY, i % 7),
+        lambda i: Style(GREY, 0, i % len(MARKERS)),
+    )
     legend = {
         label: look(i) for look, (_, labels) in zip(looks, varying, strict=False) for i, label in enumerate(labels)
     }
@@ -107,11 +112,11 @@ def _style_of(position: int, label_count: int) -> Style:
     return Style(COLOURS[position % 7], (position + palette_round) % 7, (position + palette_round) % 7)
 
 
-def _style_at(positions: Sequence[int]) -> Style:
-    """The style at these positions among the labels of each varying part."""
+def _style_at(positions: Sequence[int], palette: Sequence[str]) -> Style:
+    """The style at these positions among the labels of each varying part; a colour comes again with another marker."""
     colour, *others = positions
-    style, marker, *_ = (*others, *(0, colour)[len(others) :])
-    return Style(COLOURS[colour % 7], style % 7, marker % 7)
+    style, marker, *_ = (*others, *(0, colour + colour // len(palette))[len(others) :])
+    return Style(palette[colour % len(palette)], style % 7, marker % 7)
 
 
 def group(line: Line) -> str:
