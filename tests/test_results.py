@@ -177,7 +177,8 @@ def test_a_training_that_diverged_is_said_to_have_wherever_its_numbers_stand(com
 
 def test_every_committed_network_has_learned(committed: Mapping[str, Store]) -> None:
     """But for constant ones, those that the page on malicious clients says are destroyed (the mean with IPM 100),
-    models of FedAvg on own images, on the page of personalised methods, and heat maps of adversaries that destroy.
+    models of FedAvg on own images, on the page of personalised methods, heat maps of adversaries that destroy, and one
+    row of the page on protocols.
     """
     stages = {}
     for file, store in committed.items():
@@ -191,6 +192,8 @@ def test_every_committed_network_has_learned(committed: Mapping[str, Store]) -> 
     constant = {c for c, s in committed["fat-bounds-fmnist25"].cells().items() if s["model"]["name"] == "constant"}
     assert below.pop("fat-bounds-fmnist25") == constant and len(constant) == 30
     del below["fat-maps-jpeg-cpu"]
+    few = {c for c, s in committed["privacy-protocols-cpu"].cells().items() if s["train"] == 80}
+    assert below.pop("privacy-protocols-cpu") < few  # one step of 16 images a round
     assert len(below) > 10 and {file for file, found in below.items() if found} == {"fat-byzantine-cpu"}
     specs = [committed["fat-byzantine-cpu"].cells()[cell] for cell in sorted(below["fat-byzantine-cpu"])]
     assert [spec["malicious"]["attack"] for spec in specs] == [{"name": "ipm", "epsilon": 100.0}] * 5
