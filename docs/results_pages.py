@@ -42,7 +42,7 @@ from fatbench.store import jsonl
 from fatbench.store.stage_names import parsed
 from fatbench.store.stages import Store
 from fatbench.suite import threats, trees, tuning
-from fatbench.suite.cells import Cell, Plan
+from fatbench.suite.cells import Plan
 from fatbench.suite.declared_contrasts import Contrast
 from fatbench.suite.files import Suite
 
@@ -203,32 +203,22 @@ class Family:
 
 
 class Leak:
-    """An attack on privacy as a page quotes it."""
+    """An attack on privacy as a page quotes it: clients of which any image is named, with Wilson's interval; or, with
+    `first`, those whose first image is, with Clopper-Pearson's and the verdict at 5 %.
+    """
 
-    def __init__(self, spec: Mapping[str, Any], metrics: Mapping[str, float]):
+    def __init__(self, spec: Mapping[str, Any], metrics: Mapping[str, float], first: bool = False):
         algorithm = spec["algorithm"]
         clients = algorithm["rounds"] * algorithm["target_clients"]
         parts = [one["name"] for one in (algorithm["manipulation"], algorithm["inversion"]) if one]
-        low, high = (shown(100 * metrics[f"identification_{end}"], 0) for end in ("low", "high"))
+        metric, kind, digits = ("identified_first", "_exact", 1) if first else ("identification", "", 0)
+        self.low, high = (shown(100 * metrics[f"{metric}{kind}_{end}"], digits) for end in ("low", "high"))
+        hits = round(clients * metrics[metric])
         self.attack, self.threat = f"`{', '.join(dict.fromkeys(parts))}`", threats.of_cell(spec)["threat"]
-        self.named, self.interval = f"{round(clients * metrics['identification'])} of {clients}", f"{low} to {high}"
+        self.named, self.interval = f"{hits} of {clients}", f"{self.low} to {high}"
         self.recovered = shown(100 * metrics["recovered"], 0)
-        self.chance = f"{100 * metrics['identification_chance']:.2g}"
-
-
-class Named:
-    """In how many clients an attack names the first image: "1 of 100 (0 to 5.4)", and the verdict at 5 %."""
-
-    def __init__(self, cell: Cell, metrics: Mapping[str, float], axes: Sequence[str]):
-        clients = cell.spec["algorithm"]["rounds"] * cell.spec["algorithm"]["target_clients"]
-        hits = round(clients * metrics["identified_first"])
-        low, self.high = (shown(100 * metrics[f"identified_first_exact_{end}"]) for end in ("low", "high"))
-        self.labels, self.threat = {axis: cell.key[axis] for axis in axes}, threats.of_cell(cell.spec)["threat"]
-        self.low, self.hits, self.verdict = low, f"{hits} of {clients}", intervals.verdict(hits, clients)
-        self.text, self.chance = (
-            f"{self.hits} ({low} to {self.high})",
-            f"{100 * metrics['identified_first_chance']:.2g}",
-        )
+        self.chance = f"{100 * metrics[f'{metric}_chance']:.2g}"
+        self.verdict = intervals.verdict(hits, clients)
 
 
 class Pages:
@@ -243,8 +233,7 @@ class Pages:
         self.templates.globals.update(
             tests=self.tests, accuracies=self.accuracies, values=self.values, share=self.share,
             one_seed=self.one_seed, shown=shown,
-            leak=self.leak, leaks=self.leaks, verdicts=self.verdicts,
-            named_first=self.named_first, kept=self.kept, constants=self.constants,
+            leak=self.leak, leaks=self.leaks, verdicts=self.verdicts, kept=self.kept, constants=self.constants,
             exploratory=self.exploratory, pilot=self.pilot, seeds_needed=leads.seeds_needed,
             spread_interval=statistics.spread_interval, share_between=self.share_between, gaps=self.gaps,
             curve=self.curve, audit=audit.of_papers, papers=papers.all_papers, audited=self.audited, below=self.below,
@@ -464,11 +453,11 @@ class Pages:
             longs.append(measured.of_results(numbers[of_suite], Known(paper="*our own*")).numbers)
         return pandas.concat([*longs, papers.numbers()], ignore_index=True)
 
-    def leak(self, name: str, where: str) -> Leak:
+    def leak(self, name: str, where: str, first: bool = False) -> Leak:
         """What an attack makes of what is sent, from the filter of one cell."""
         (cell,) = self._plan(name, None, where)[1].cells
         numbers = fatbench.results(name, stage=None, where=where, **self._asked(name))
-        return Leak(cell.spec, dict(zip(numbers["metric"], numbers["value"], strict=True)))
+        return Leak(cell.spec, dict(zip(numbers["metric"], numbers["value"], strict=True)), first)
 
     def leaks(self, rows: Iterable[tuple[str, str, str]]) -> str:
         """A table of attacks. rows: (what is sent, suite, filter of one cell); of a batch the best pair counts."""
@@ -480,20 +469,18 @@ class Pages:
         heads = ["what is sent", "attack", "threat", "identified (95 %, in %)", "chance, %", "recovered, %"]
         return tabulate(lines, heads, tablefmt="github", disable_numparse=True)
 
-    def named_first(self, name: str, where: str) -> dict[str, Named]:
-        """The measured attacks of a suite by their labels: clients whose first image is named."""
+    def verdicts(self, name: str, where: str) -> str:
+        """A table of the measured attacks: clients whose first image is named, and the verdict."""
         numbers = fatbench.results(name, stage=None, where=where, **self._asked(name))
         by_cell = numbers.pivot_table(index="cell", columns="metric", values="value", aggfunc="last")
         cells = [cell for cell in self._plan(name, None, where)[1].cells if cell.id in by_cell.index]
-        axes = [axis for axis in cells[0].key if len({cell.key[axis] for cell in self._plan(name)[1].cells}) > 1]
-        axes = [axis for axis in axes if axis not in where]
-        return {", ".join(cell.key[axis] for axis in axes): Named(cell, by_cell.loc[cell.id], axes) for cell in cells}
-
-    def verdicts(self, name: str, where: str) -> str:
-        """A table of the measured attacks with their verdicts."""
-        rows = self.named_first(name, where)
-        heads = [*next(iter(rows.values())).labels, "threat", "named (95 %, in %)", "chance, %", "verdict"]
-        lines = [[*row.labels.values(), row.threat, row.text, row.chance, row.verdict] for row in rows.values()]
+        axes = [axis for axis in cells[0].key if len({cell.key[axis] for cell in cells}) > 1]
+        lines = []
+        for cell in cells:
+            leak = Leak(cell.spec, by_cell.loc[cell.id], first=True)
+            labels, named = [cell.key[axis] for axis in axes], f"{leak.named} ({leak.interval})"
+            lines.append([*labels, leak.threat, named, leak.chance, leak.verdict])
+        heads = [*axes, "threat", "named (95 %, in %)", "chance, %", "verdict"]
         return tabulate(lines, heads, tablefmt="github", disable_numparse=True)
 
 

@@ -15,7 +15,8 @@ from fatbench.engine import experiment, measures, optimizers
 from fatbench.engine.local import pixels
 from fatbench.engine.setup import Runtime, setup
 from fatbench.methods.algorithms import fedsgd
-from fatbench.suite import calls, cells, cost, files
+from fatbench.suite import calls, cells, cost, facts, files
+from fatbench.suite.entry import Entry, Unknown
 
 Spec = dict[str, Any]
 
@@ -189,3 +190,18 @@ def test_the_plan_counts_what_a_diagnostic_adds(
         planned.append((work.forward, work.backward))
     added = [tuple(a - b for a, b in zip(*of, strict=True)) for of in (seen, planned)]
     assert added[0][0] > 0 and added[1] == pytest.approx(added[0], rel=0.05)
+
+
+def test_work_that_a_diagnostic_leaves_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without `passes` it adds none, also with an inversion in its settings; an unknown fact makes the work unknown."""
+    spec = next(cell.spec for cell in files.load("privacy-protocols").plan("smoke").cells if cell.spec["train"] == 48)
+    without = cost.monitoring({**spec, "diagnostic": None})
+    with monkeypatch.context() as patched:
+        patched.setattr(calls, "entry", lambda _signature: Entry(len))
+        assert cost.monitoring(spec) == without
+
+    def unknown(_cell: facts.Facts) -> float:
+        raise Unknown("client_images")
+
+    monkeypatch.setattr(facts.Facts, "client_images", property(unknown))
+    assert cost.training(spec) is None

@@ -27,8 +27,8 @@ from fatbench.engine.gradients import logits_of
 from fatbench.engine.local import load, pixels
 from fatbench.engine.rounds import Metrics, Problem, Round, Tensors
 from fatbench.methods.intervals import clopper_pearson, student
-from fatbench.suite import calls, facts
-from fatbench.suite.entry import AlgorithmEntry, Passes, passes
+from fatbench.suite import calls, cost, facts
+from fatbench.suite.entry import AlgorithmEntry, Passes
 from fatbench.suite.facts import Facts
 from fatbench.suite.types import Count, Fraction, MemberScores, rounded_down
 
@@ -92,14 +92,14 @@ def membership(
     return metrics
 
 
-def passes_of_membership(
-    cell: Facts, *, members: int, calibration: int, outsiders: int, scores: str
-) -> Passes:  # of the global model, too, once for each client
-    """Every network sees the members of all clients for `others`, those of its own client for the other scores."""
+def passes_of_membership(cell: Facts, *, members: int, calibration: int, outsiders: int, scores: str) -> Passes:
+    """Every network sees the members of all clients for `others`, those of its own client for the other scores; the
+    global model is one for each client.
+    """
     own, beside, spent = min(members, cell.client_images), calibration + outsiders, Passes()
     for name in scores.replace(" ", "").split(","):
         images = beside + own * (cell.cohort if name == "others" else 1)
-        attack = passes(calls.call("Attack", cell.spec["monitor"]).bound) if name == "adversarial" else Passes()
+        attack = cost.attack_passes(cell.spec["monitor"]) if name == "adversarial" else Passes()
         spent += cell.cohort * images * (Passes(1, 0) + attack)
     return spent
 

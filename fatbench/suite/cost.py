@@ -73,9 +73,9 @@ def training(spec: Mapping[str, Any]) -> Work | None:
         return None
     try:
         work: Work = ask(entry.work, algorithm.bound, facts.Facts(spec))
+        return work + monitoring(spec)
     except Unknown:
         return None
-    return work + monitoring(spec)
 
 
 def deploys(spec: Mapping[str, Any]) -> int:
@@ -85,7 +85,7 @@ def deploys(spec: Mapping[str, Any]) -> int:
 
 
 def monitoring(spec: Mapping[str, Any]) -> Work:
-    """The work of the monitor, and of the diagnostic beside it, while a cell trains."""
+    """The work of the monitor, and of the diagnostic beside it, while a cell trains. Unknown: a fact of the cell is."""
     if spec.get("monitor") is None:
         return Work()
     data = facts.of_data(spec["data"])
@@ -97,13 +97,12 @@ def monitoring(spec: Mapping[str, Any]) -> Work:
     dealt = (facts.training_images(spec) or 0) - (spec.get("validation") or 0)
     held_out = float(number(spec.get("client_holdout") or 0)) * dealt
     images = monitored_rounds * monitored_images * models_watched(spec) + monitored_rounds * held_out
-    work = Work(forward=images * (monitor_passes.forward + 2), backward=images * monitor_passes.backward)
-    if spec.get("diagnostic") is None:
-        return work
-    beside = int(spec.get("diagnostic_every") or 1)
-    diagnosed = sum(count == rounds or count % every == count % beside == 0 for count in range(1, rounds + 1))
-    added = diagnosed * passes(call("Diagnostic", spec["diagnostic"]).bound, facts.Facts(spec))
-    return work + Work(forward=added.forward, backward=added.backward)
+    spent = images * Passes(monitor_passes.forward + 2, monitor_passes.backward)
+    diagnostic = call("Diagnostic", spec["diagnostic"]) if spec.get("diagnostic") else None
+    if diagnostic is not None and calls.entry(diagnostic.signature).passes is not None:
+        diagnosed_rounds = math.ceil(rounds / math.lcm(every, int(spec.get("diagnostic_every") or 1)))
+        spent += diagnosed_rounds * passes(diagnostic.bound, facts.Facts(spec))
+    return Work(forward=spent.forward, backward=spent.backward)
 
 
 def models_watched(spec: Mapping[str, Any]) -> float:

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 from fatbench.errors import FatbenchError
 from fatbench.suite import cost, facts, weights
 from fatbench.suite.cells import Cell, Evaluation, Plan, digest
+from fatbench.suite.entry import Unknown
 
 
 class TimedStage(Protocol):
@@ -91,7 +92,7 @@ def speeds(timed: Iterable[TimedStage]) -> Speeds:
         try:
             passes_each = cost.attack_passes(timed_stage.attack).total + 1 if timed_stage.attack else 0.0
             cost.monitoring(timed_stage.spec)
-        except FatbenchError:
+        except (FatbenchError, Unknown):
             continue
         if timed_stage.attack is None:
             add(training, kind(timed_stage.spec), timed_stage.count, timed_stage.seconds)

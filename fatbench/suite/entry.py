@@ -89,8 +89,8 @@ class Entry:
 
     cites: keys of the papers in `suites/references.bib` that it follows.
     example: settings, as in a suite, with which tests call it. fractions: its metrics that are printed as per cent.
-    passes: (*, settings) -> the passes of an image that is trained on (objective) or attacked (attack), or all those of
-    a diagnostic in a round, (cell, *, settings); without it, those of the functions among its settings.
+    passes: (*, settings) -> the passes of an image that is trained on (objective) or attacked (attack); without it,
+    those of the functions among its settings. Of a diagnostic: (cell, *, settings) -> those of a round; without, none.
     reads: inputs that nobody sees it read: "variable NAME", "module NAME", "file PATH"; a change of one of them is
     another version.
     """

@@ -122,6 +122,8 @@ def drawn_from(
 ) -> list[Plot]:
     """`build` with what the database has for these figures."""
     sources = [text for figure in figures for text in figure.series.values()]
+    of_bars = [Source.parse(text) for figure in figures if figure.kind == "bars" for text in figure.series.values()]
+    sources += [f"train:{end}" for source in of_bars for ends in source.ends for end in ends]
     return build(suite, plan, read(sources, plan, store, select, curves=True), figures)
 
 
@@ -167,7 +169,8 @@ def _plot(suite: Suite, plan: Plan, figure: Figure, numbers: Stored) -> Plot | N
     for i, (panel, line, of_line) in enumerate(wanted):
         for filled in _lines(line, rows.get(i, none)):
             published = None if lookup is None else _published(lookup, of_line[0], filled)
-            panel.lines.append(replace(filled, published=published, points=_with_intervals(filled, numbers)))
+            points = _with_intervals(filled, numbers) if figure.kind == "bars" else filled.points
+            panel.lines.append(replace(filled, published=published, points=points))
     plot = Plot(suite.name, plan.preset, figure, label(plan), [*panels.values()], table_facts.Facts())
     if not all(own.intersection(line.cells) for line in plot.lines):
         for panel in plot.panels:
@@ -290,9 +293,11 @@ def _with_points(line: Line, numbers: DataFrame) -> Line:
 
 
 def _with_intervals(line: Line, stored: Stored) -> list[SeriesPoint]:
-    """The points of a line, those of one seed with the interval that training logs beside the number."""
-    series = stored.series[stored.series["cell"].isin(line.cells) & (stored.series["client"] == -1)]
-    for ends in line.source.ends if len(line.cells) == 1 else ():
+    """The points of a line, those of a single seed with the interval that training logs beside the number."""
+    if len(line.cells) != 1:
+        return line.points
+    series = stored.series[(stored.series["cell"] == line.cells[0]) & (stored.series["client"] == -1)]
+    for ends in line.source.ends:
         limits = series[series["metric"].isin(ends)].pivot(index="round", columns="metric", values="value")
         if {*ends} == {*limits.columns}:
             intervals = dict(zip(limits.index, limits[[*ends]].itertuples(index=False, name=None), strict=True))
@@ -354,7 +359,7 @@ def _notes(
     spread_text = (SPREAD if has_spread else ONE_SEED)[figure.kind]
     if has_spread and figure.kind == "lines" and all(len(panel.lines) > BANDS for panel in plot.panels):
         spread_text = "line: mean over seeds"
-    if figure.kind == "bars" and any(point.interval for line in lines for point in line.points):
+    if any(point.interval for line in lines for point in line.points):
         spread_text = f"{spread_text}; whisker: 95 % interval over clients or images"
     evaluated = any(line.source.stage not in ("train", "artifact") for line in lines)
     of_paper = figure.published if any(line.published for line in lines) else None

@@ -443,7 +443,6 @@ def read(texts: Iterable[str], plan: Plan, store: Store, select: Checkpoint, *, 
     specs = {cell.id: cell.spec for cell in plan.cells}
     trained = [source for source in sources if source.stage == "train"]
     metrics = {metric for source in trained for metric in (source.metric, source.chance.metric)}
-    metrics |= {end for source in trained for ends in source.ends for end in ends}
     condition: Any = None
     if metrics:
         condition = NUMBERS.c.metric.in_(sorted(metrics))
